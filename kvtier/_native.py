@@ -1,0 +1,18 @@
+"""The only importer of the native extension. Everything works without it, at more CPU per byte."""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+core: ModuleType | None = None
+"""`kvtier._core`, or None: then `why_not` says why."""
+why_not: str = ""
+
+if os.environ.get("KVTIER_NATIVE", "1") == "0":
+    why_not = "switched off by KVTIER_NATIVE=0"
+else:
+    try:
+        from kvtier import _core as core
+    except ImportError as error:
+        why_not = f"not built or not loadable: {error}"

@@ -1,0 +1,75 @@
+"""The vocabulary of results: keys, statuses, reasons, and what a batch came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NewType
+
+import numpy as np
+import numpy.typing as npt
+
+ChunkKey = NewType("ChunkKey", bytes)
+"""32 bytes that name one chunk: see `kvtier.chunk_keys`."""
+
+KEY_BYTES = 32
+
+
+class Status(IntEnum):
+    """What became of one key of a batch. Up to KNOWN the chunk is there; above, recompute it."""
+
+    HIT = 0  # get: the payload was delivered, exactly as it was put
+    STORED = 1  # put: the tier that was asked for holds it
+    KNOWN = 2  # put: it was there already, nothing was moved
+    MISS = 3  # get: no tier can serve it
+    REFUSED = 4  # nothing was stored or leased; `reason` says why
+    FAILED = 5  # the device failed or the deadline passed; `reason` says which
+
+
+class Reason(IntEnum):
+    """Why a key is not HIT, STORED or KNOWN. Counted by name in `Store.stats()`."""
+
+    NONE = 0
+    ABSENT = 1  # no tier has the key
+    CHECKSUM = 2  # the disk returned bytes that are not those written; the entry was dropped
+    SHORT_READ = 3  # the slab ends before the payload does; the entry was dropped
+    IO_ERROR = 4  # the device returned an error; the entry is kept, a put replaces it
+    DEADLINE = 5  # the time allowed for the call is over
+    QUEUE_FULL = 6  # too many puts are waiting: try again later
+    NO_SPACE = 7  # the tier is full of pinned or unwritten chunks, or the file system is full
+    CANCELLED = 8  # Transfer.cancel() came before the device
+    DELETED = 9  # Store.delete() came before the write was done
+    CLOSED = 10  # the store was closed before it was done
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """Outcome of one batch, in the caller's key order. The arrays belong to the caller."""
+
+    status: npt.NDArray[np.int8]
+    """Shape (n,): a `Status` per key."""
+    reason: npt.NDArray[np.int8]
+    """Shape (n,): a `Reason` per key, NONE where the status is HIT, STORED or KNOWN."""
+    nbytes: npt.NDArray[np.int64]
+    """Shape (n,): payload bytes delivered or accepted per key."""
+
+    @property
+    def prefix(self) -> int:
+        """Number of leading keys that are HIT, STORED or KNOWN: the usable part of a prefix."""
+        bad = np.flatnonzero(self.status > Status.KNOWN)
+        return int(bad[0]) if bad.size else len(self.status)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every key is HIT, STORED or KNOWN."""
+        return bool((self.status <= Status.KNOWN).all())
+
+
+@dataclass(frozen=True, slots=True)
+class FlushResult:
+    """Outcome of `Store.flush`."""
+
+    synced: bool
+    """Whether the device confirmed that everything written before is durable."""
+    failed: int
+    """Chunks accepted since the last flush whose write to disk failed; they may still be in DRAM."""
