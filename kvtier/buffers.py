@@ -1,0 +1,145 @@
+"""Host memory: callers' buffers as addresses, the arena of page-aligned slots, and copies."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtier._native import core
+from kvtier.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Buffer: TypeAlias = Any
+"""A C-contiguous ndarray, CPU tensor of any dtype, memoryview, bytearray, or (as a source) bytes."""
+Buffers: TypeAlias = "Sequence[Buffer] | npt.NDArray[Any]"
+"""A buffer per key, or one array whose first axis has an entry per key."""
+
+HUGE_PAGE = 2 << 20
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; mmap has no name for it yet
+
+
+def regions(buffers: Buffers, *, name: str, writable: bool) -> tuple[list[int], list[int]]:
+    """Address and length in bytes of every buffer. The caller keeps the buffers alive.
+
+    Raises InvalidRequest, naming `name` and the index, for anything that is not contiguous host
+    memory of at least one byte, or not writable where it has to be.
+    """
+    if (
+        isinstance(buffers, np.ndarray)
+        and buffers.ndim > 1
+        and len(buffers)
+        and buffers[0].flags.c_contiguous
+    ):
+        first, nbytes = _region(buffers[0], f"{name}[0]", writable)
+        stride = buffers.strides[0]
+        if stride < nbytes:
+            raise InvalidRequest(f"{name} has rows that overlap, needs a row of its own for each key")
+        return [first + i * stride for i in range(len(buffers))], [nbytes] * len(buffers)
+    addresses, lengths = [], []
+    for i, buffer in enumerate(buffers):
+        address, nbytes = _region(buffer, name, writable, i)
+        addresses.append(address)
+        lengths.append(nbytes)
+    return addresses, lengths
+
+
+def _region(buffer: Buffer, name: str, writable: bool, index: int | None = None) -> tuple[int, int]:
+    where = name if index is None else f"{name}[{index}]"
+    if hasattr(buffer, "data_ptr"):
+        return _tensor_region(buffer, where)
+    if not isinstance(buffer, np.ndarray):
+        try:
+            view = memoryview(buffer)
+        except TypeError:
+            raise InvalidRequest(
+                f"{where} is {type(buffer).__name__}, needs an ndarray, CPU tensor, memoryview or bytearray"
+            ) from None
+        if not view.c_contiguous:
+            raise InvalidRequest(f"{where} is not contiguous, needs C-contiguous memory: copy it first")
+        if view.nbytes == 0:
+            raise InvalidRequest(f"{where} is empty, needs at least one byte")
+        buffer = np.frombuffer(view, np.uint8)
+    elif not buffer.flags.c_contiguous:
+        raise InvalidRequest(f"{where} is not contiguous, needs C-contiguous memory: copy it first")
+    if buffer.dtype.hasobject:
+        raise InvalidRequest(f"{where} holds Python objects, needs plain bytes")
+    interface = buffer.__array_interface__
+    address, read_only = interface["data"]
+    if writable and read_only:
+        raise InvalidRequest(f"{where} is read-only, needs writable memory")
+    if buffer.nbytes == 0:
+        raise InvalidRequest(f"{where} is empty, needs at least one byte")
+    return address, buffer.nbytes
+
+
+def _tensor_region(tensor: Any, where: str) -> tuple[int, int]:
+    if tensor.device.type != "cpu":
+        raise InvalidRequest(f"{where} is on {tensor.device}, needs host memory: copy it to the CPU first")
+    if not tensor.is_contiguous():
+        raise InvalidRequest(
+            f"{where} is not contiguous, needs C-contiguous memory: call .contiguous() first"
+        )
+    nbytes = tensor.numel() * tensor.element_size()
+    if nbytes == 0:
+        raise InvalidRequest(f"{where} is empty, needs at least one byte")
+    return tensor.data_ptr(), nbytes
+
+
+def copy_many(sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
+    """Copy `lengths[i]` bytes from address `sources[i]` to `targets[i]`, without the GIL."""
+    if core is not None:
+        core.copy_many(
+            np.array(sources, np.uint64), np.array(targets, np.uint64), np.array(lengths, np.uint64)
+        )
+        return
+    for source, target, nbytes in zip(sources, targets, lengths, strict=True):
+        ctypes.memmove(target, source, nbytes)
+
+
+def zero(address: int, nbytes: int) -> None:
+    """Clear `nbytes` bytes at `address`."""
+    ctypes.memset(address, 0, nbytes)
+
+
+def view_at(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    """The memory at `address` as uint8, shape (nbytes,). Does not keep it alive."""
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+
+
+class Arena:
+    """One anonymous mapping, huge pages first, that a forked child does not inherit.
+
+    `nbytes` is rounded up to whole 2 MiB. Views handed out keep the mapping alive.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = -(-nbytes // HUGE_PAGE) * HUGE_PAGE
+        # The mapping is one huge page longer, so that the slots can start on a huge page.
+        mapping = mmap.mmap(-1, self.nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+            try:
+                mapping.madvise(getattr(mmap, advice))
+            except (OSError, AttributeError):
+                continue  # only costs speed (huge pages) or a copy at fork
+        self._mapping = mapping
+        start = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
+        self._skip = -start % HUGE_PAGE
+        self.address = start + self._skip
+        self._whole = np.frombuffer(mapping, np.uint8)[self._skip : self._skip + self.nbytes]
+
+    def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Writable uint8 view of shape (nbytes,) at `offset`."""
+        return self._whole[offset : offset + nbytes]
+
+    def populate(self, offset: int, nbytes: int) -> None:
+        """Have the kernel back a range with memory now; its content stays as it is."""
+        try:
+            self._mapping.madvise(_MADV_POPULATE_WRITE, self._skip + offset, nbytes)
+        except OSError:
+            return  # an older kernel backs it at the first touch

@@ -1,0 +1,1 @@
+"""Control plane: which key is in which slot, and what leaves next. Pure memory, no locks."""

@@ -1,0 +1,1 @@
+"""Tiers: where chunks live. Each keeps its own index; the store moves payloads between them."""

@@ -1,0 +1,51 @@
+"""The DRAM tier: an arena of slots that chunks are cached in, and that disk reads land in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvtier.buffers import Arena
+from kvtier.config import extent_size
+from kvtier.index.cache import SlotCache
+from kvtier.tiers.base import Tier
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+
+class DramTier(Tier):
+    """Chunks in host memory. The store writes a reserved slot's bytes itself, then inserts it.
+
+    `nbytes` 0 makes a tier that never has room.
+    """
+
+    name = "dram"
+
+    def __init__(self, nbytes: int, chunk_bytes: int) -> None:
+        extent_bytes = extent_size(nbytes, chunk_bytes)
+        self.arena = Arena(nbytes)
+        self.index = SlotCache(nbytes, extent_bytes)
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of the area that slots are cut from."""
+        slots = self.index.slots
+        return slots.extents * slots.extent_bytes
+
+    @property
+    def largest_payload(self) -> int:
+        """Bytes of the largest chunk that fits; 0 for a tier without room."""
+        return self.index.slots.extent_bytes if self.capacity else 0
+
+    def reserve(self, nbytes: int) -> int | None:
+        """Offset of a slot in the arena, or None if everything else is pinned or too small."""
+        return self.index.reserve(nbytes) if nbytes <= self.largest_payload else None
+
+    def address(self, offset: int) -> int:
+        """Address in memory of a slot."""
+        return self.arena.address + offset
+
+    def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Writable uint8 view of a slot, shape (nbytes,)."""
+        return self.arena.view(offset, nbytes)
