@@ -61,8 +61,9 @@ void bind_memory(nb::module_& module) {
   module.def("xxh3_parts", &xxh3_parts, nb::arg("address"), nb::arg("length"),
              nb::arg("part_bytes"), nb::arg("seed"), nb::arg("out").noconvert(),
              "xxh3_64 of every part, part j with seed + j.");
-  module.def("checksum_path", [] { return std::string(name_of(vector_path())); },
-             "The vector path in use: \"portable\", \"avx2\" or \"avx512\".");
+  module.def(
+      "checksum_path", [] { return std::string(name_of(vector_path())); },
+      "The vector path in use: \"portable\", \"avx2\" or \"avx512\".");
   module.def("set_checksum_path", &set_checksum_path, nb::arg("name"),
              "Forces a vector path for the whole process, for tests; \"auto\" undoes it.");
 }

@@ -55,8 +55,8 @@ class Task {
 
   std::shared_ptr<Batch> batch_;
   size_t index_;
-  uint32_t done_ = 0;       // bytes transferred, on an aligned boundary
-  uint32_t furthest_ = 0;   // bytes ever transferred, at least `done_`
+  uint32_t done_ = 0;         // bytes transferred, on an aligned boundary
+  uint32_t furthest_ = 0;     // bytes ever transferred, at least `done_`
   uint32_t interrupted_ = 0;  // EINTR and EAGAIN in a row
 };
 

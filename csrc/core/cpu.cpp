@@ -21,7 +21,9 @@ std::atomic<VectorPath>& current() {
 
 }  // namespace
 
-VectorPath vector_path() { return current().load(std::memory_order_relaxed); }
+VectorPath vector_path() {
+  return current().load(std::memory_order_relaxed);
+}
 
 bool force_vector_path(std::string_view name) {
   if (name == "auto") {

@@ -39,10 +39,14 @@ std::shared_ptr<Runner> make_runner(const std::string& kind, unsigned depth, uin
 
 }  // namespace
 
-bool has_uring() { return KVTIER_HAS_URING; }
+bool has_uring() {
+  return KVTIER_HAS_URING;
+}
 
 #if !KVTIER_HAS_URING
-std::string probe_uring() { return "built without liburing"; }
+std::string probe_uring() {
+  return "built without liburing";
+}
 #endif
 
 Engine::Engine(const std::string& kind, unsigned depth, uint64_t max_bytes)
@@ -56,7 +60,9 @@ Engine::~Engine() {
   runner_->abandon();
 }
 
-bool Engine::in_forked_child() const { return ::getpid() != owner_; }
+bool Engine::in_forked_child() const {
+  return ::getpid() != owner_;
+}
 
 void Engine::submit(uint64_t id, std::span<const Op> ops, std::span<uint64_t> sums,
                     std::span<int32_t> results) {
@@ -73,12 +79,16 @@ bool Engine::register_memory(uint64_t address, uint64_t nbytes) {
   return !in_forked_child() && runner_->register_memory(address, nbytes);
 }
 
-bool Engine::close(Seconds timeout) { return in_forked_child() || runner_->close(timeout); }
+bool Engine::close(Seconds timeout) {
+  return in_forked_child() || runner_->close(timeout);
+}
 
 void Engine::abandon() {
   if (!in_forked_child()) runner_->abandon();
 }
 
-size_t Engine::in_flight() { return in_forked_child() ? 0 : runner_->batches_in_flight(); }
+size_t Engine::in_flight() {
+  return in_forked_child() ? 0 : runner_->batches_in_flight();
+}
 
 }  // namespace kvtier

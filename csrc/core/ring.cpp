@@ -70,8 +70,8 @@ io_uring_sqe& Ring::next_entry() {
 }
 
 void Ring::submit(bool wait) {
-  const int error = wait ? -::io_uring_submit_and_wait(&ring_, 1)
-                         : -::io_uring_submit_and_get_events(&ring_);
+  const int error =
+      wait ? -::io_uring_submit_and_wait(&ring_, 1) : -::io_uring_submit_and_get_events(&ring_);
   // What the kernel did not take stays queued for the next call. EINTR wants nothing, EBUSY wants
   // its completions reaped; anything else is a shortage that time may end.
   if (error > 0 && error != EINTR && error != EBUSY) ::usleep(1000);

@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <cerrno>
+#include <memory>
 #include <utility>
 
 #include "ring.hpp"
@@ -22,9 +23,9 @@ RingRunner::RingRunner(unsigned operations, uint64_t max_bytes)
 
 void RingRunner::start() {
   // The ring is made on its thread because the kernel may tie it to its maker.
-  std::promise<void> started;
-  spawn([this, &started] { run(started); });
-  started.get_future().get();
+  const auto started = std::make_shared<std::promise<void>>();
+  spawn([this, started] { run(*started); });
+  started->get_future().get();
 }
 
 bool RingRunner::register_memory(uint64_t address, uint64_t nbytes) {

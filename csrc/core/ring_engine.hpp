@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <future>
+#include <optional>
 #include <vector>
 
 #include "event_fd.hpp"

@@ -34,8 +34,8 @@ void Runner::submit(std::shared_ptr<Batch> batch) {
     const std::lock_guard lock(mutex_);
     if (closing_) throw std::runtime_error("the engine is closed");
     if (batch->ops.empty()) return completions_.push(batch->id);
+    waiting_.push_back({std::move(batch), 0});
     ++batches_;
-    for (size_t i = 0; i < batch->ops.size(); ++i) waiting_.emplace_back(batch, i);
   }
   wake();
 }
@@ -50,9 +50,12 @@ bool Runner::close(Seconds timeout) {
   if (ended_.wait_for(lock, bounded(timeout), ended)) return true;
 
   cancelled_ = true;
-  const std::deque<Task> dropped = std::exchange(waiting_, {});
+  const std::deque<Waiting> dropped = std::exchange(waiting_, {});
   lock.unlock();
-  for (const Task& task : dropped) finish(task, ECANCELED);
+  for (const auto& [batch, next] : dropped) {
+    const size_t count = batch->ops.size();
+    for (size_t i = next; i < count; ++i) finish(Task(batch, i), ECANCELED);
+  }
   wake();
   lock.lock();
   return ended_.wait_for(lock, kCancelGrace, ended);
@@ -98,15 +101,17 @@ void Runner::end_thread() {
 bool Runner::admits_next() const {
   if (waiting_.empty()) return false;
   if (in_kernel_.operations == 0) return true;
+  const auto& [batch, next] = waiting_.front();
   return in_kernel_.operations < limits_.operations &&
-         in_kernel_.bytes + waiting_.front().op().length <= limits_.bytes;
+         in_kernel_.bytes + batch->ops[next].length <= limits_.bytes;
 }
 
-std::optional<Task> Runner::pop() {
-  std::optional<Task> task(std::move(waiting_.front()));
-  waiting_.pop_front();
+Task Runner::pop() {
+  auto& [batch, next] = waiting_.front();
+  Task task(batch, next++);
+  if (next == batch->ops.size()) waiting_.pop_front();
   in_kernel_.operations += 1;
-  in_kernel_.bytes += task->op().length;
+  in_kernel_.bytes += task.op().length;
   return task;
 }
 
@@ -120,7 +125,9 @@ std::optional<Task> Runner::take() {
   std::unique_lock lock(mutex_);
   work_.wait(lock, [this] { return admits_next() || (closing_ && batches_ == 0); });
   if (!admits_next()) return std::nullopt;
-  return pop();
+  Task task = pop();
+  if (admits_next()) work_.notify_one();
+  return task;
 }
 
 void Runner::give_back(const Task& task) {
@@ -136,8 +143,8 @@ void Runner::finish(const Task& task, int32_t result) {
     if (!abandoned_) task.batch().results[task.index()] = result;
   }
   if (task.batch().unfinished.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  completions_.push(task.batch().id);
   const std::lock_guard lock(mutex_);
+  completions_.push(task.batch().id);
   if (--batches_ == 0 && closing_) work_.notify_all();
 }
 

@@ -82,8 +82,13 @@ class Runner : public std::enable_shared_from_this<Runner> {
   std::mutex mutex_;
 
  private:
+  struct Waiting {
+    std::shared_ptr<Batch> batch;
+    size_t next;  // its first operation that has not started
+  };
+
   bool admits_next() const;
-  std::optional<Task> pop();
+  Task pop();
   void end_thread();
 
   const Limits limits_;
@@ -92,7 +97,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   // All guarded by mutex_.
   std::condition_variable work_;
   std::condition_variable ended_;
-  std::deque<Task> waiting_;
+  std::deque<Waiting> waiting_;
   Limits in_kernel_{};
   size_t batches_ = 0;
   size_t threads_ = 0;

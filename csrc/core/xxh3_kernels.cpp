@@ -108,8 +108,8 @@ KVTIER_AVX512 __m512i add_stripe(__m512i acc, const uint8_t* at, const uint8_t* 
 
 KVTIER_AVX512 __m512i scramble(__m512i acc, const uint8_t* key) {
   const __m512i prime = _mm512_set1_epi64(kPrime32_1);
-  acc = _mm512_xor_si512(_mm512_xor_si512(acc, _mm512_srli_epi64(acc, 47)),
-                         _mm512_loadu_si512(key));
+  acc =
+      _mm512_xor_si512(_mm512_xor_si512(acc, _mm512_srli_epi64(acc, 47)), _mm512_loadu_si512(key));
   const __m512i high = _mm512_mul_epu32(_mm512_srli_epi64(acc, 32), prime);
   return _mm512_add_epi64(_mm512_mul_epu32(acc, prime), _mm512_slli_epi64(high, 32));
 }

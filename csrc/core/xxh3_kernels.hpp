@@ -7,9 +7,9 @@
 
 namespace kvtier::xxh3 {
 
-inline constexpr size_t kStripe = 64;           // bytes taken per step, eight lanes
-inline constexpr size_t kSecretSize = 192;      // bytes
-inline constexpr size_t kSecretStep = 8;        // the secret's window moves this far per stripe
+inline constexpr size_t kStripe = 64;       // bytes taken per step, eight lanes
+inline constexpr size_t kSecretSize = 192;  // bytes
+inline constexpr size_t kSecretStep = 8;    // the secret's window moves this far per stripe
 inline constexpr size_t kStripesPerBlock = (kSecretSize - kStripe) / kSecretStep;
 inline constexpr size_t kBlock = kStripe * kStripesPerBlock;
 inline constexpr uint32_t kPrime32_1 = 0x9E3779B1U;
@@ -20,8 +20,8 @@ struct alignas(kStripe) Accumulator {
 
 using Secret = std::array<uint8_t, kSecretSize>;
 
-/// Adds `stripes` stripes, scrambling the lanes after each full block of them; then adds the 64 bytes
-/// at `last`, which end the input and may overlap the stripes.
+/// Adds `stripes` stripes, scrambling the lanes after each full block of them; then adds the 64
+/// bytes at `last`, which end the input and may overlap the stripes.
 using Kernel = void (*)(Accumulator& acc, const uint8_t* data, size_t stripes, const uint8_t* last,
                         const Secret& secret);
 

@@ -25,6 +25,8 @@ _EXIT_GRACE = 1.0
 _JOIN_GRACE = 1.0
 """Seconds for the last `on_done` calls of a drained engine."""
 
+_NO_LIMIT = 2**63
+
 _held_by_kernel: list[dict[int, Batch]] = []
 """Batches of dropped engines that never finished: their memory must not be freed."""
 
@@ -85,10 +87,13 @@ class UringEngine(NativeEngine):
     name = "uring"
 
 
-class NativeThreadsEngine(NativeEngine):
-    """Blocking `pread` and `pwrite` on `depth` native threads."""
+class NativeThreadEngine(NativeEngine):
+    """Blocking `pread` and `pwrite` on a pool of native threads, one operation on each."""
 
     name = "threads"
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(depth=threads, max_bytes=_NO_LIMIT)
 
 
 def _deliver(core: Any, running: dict[int, Batch]) -> None:

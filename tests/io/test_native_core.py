@@ -121,8 +121,7 @@ def make_engine(kind: str, depth: int = 3) -> NativeEngine:
 
     if kind == "uring" and core.probe_uring():
         pytest.skip(core.probe_uring())
-    make = native.UringEngine if kind == "uring" else native.NativeThreadsEngine
-    return make(depth, 8 * MIB)
+    return native.UringEngine(depth, 8 * MIB) if kind == "uring" else native.NativeThreadEngine(depth)
 
 
 @pytest.fixture(params=["uring", "threads"])
@@ -217,7 +216,7 @@ def test_a_hanging_read_leaves_its_memory_to_the_kernel() -> None:
 @pytest.mark.parametrize("end", ["pass", "del engine", "os.fork() or os._exit(0)", "os.fork()"])
 def test_an_engine_nobody_closes_ends_quietly(kind: str, end: str) -> None:
     make_engine(kind).close(1)
-    name = "UringEngine" if kind == "uring" else "NativeThreadsEngine"
-    code = f"import os; from kvtier.io.native import {name} as E; engine = E(2, 1 << 20); {end}"
+    make = "UringEngine(2, 1 << 20)" if kind == "uring" else "NativeThreadEngine(2)"
+    code = f"import os; from kvtier.io.native import *; engine = {make}; {end}"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
     assert (ended.returncode, ended.stderr) == (0, "")
