@@ -84,7 +84,7 @@ class StoreConfig:
                 f"dram is {self.dram} bytes, below one chunk of {slot}: raise dram, set it to 0, "
                 "or lower chunk_bytes to the size of your chunks"
             )
-        if self.path is not None and self.capacity and extent_area(self.capacity) < slot:
+        if self.path is not None and self.capacity and extent_area(self.capacity, slot) < slot:
             raise InvalidRequest(
                 f"capacity is {self.capacity} bytes, below one chunk of {slot} and the journal: raise "
                 "capacity, or lower chunk_bytes to the size of your chunks"
@@ -108,17 +108,19 @@ def page_up(nbytes: int) -> int:
     return -(-nbytes // PAGE) * PAGE
 
 
-def journal_limit(capacity: int) -> int:
+def journal_limit(capacity: int, chunk_bytes: int) -> int:
     """Bytes of a disk tier's capacity kept for its journal, a rewrite included.
 
-    A sixteenth up to 1 GiB, so that chunks of 4 KiB fill the tier; a 256th beyond, for 64 KiB ones.
+    Three records of 128 bytes for every chunk of the expected size; and room for smaller ones: down
+    to about 6 KiB each in a tier of up to 16 GiB, to 96 KiB in a large one.
     """
-    return max(MIN_JOURNAL_BYTES, min(capacity // 16, GIB), capacity // 256)
+    expected = 3 * 128 * (capacity // page_up(chunk_bytes))
+    return max(MIN_JOURNAL_BYTES, expected, min(capacity // 16, GIB), capacity // 256)
 
 
-def extent_area(capacity: int) -> int:
+def extent_area(capacity: int, chunk_bytes: int) -> int:
     """Bytes of a disk tier's capacity left for extents: all but the slab's header and the journal."""
-    return capacity - journal_limit(capacity) - PAGE
+    return capacity - journal_limit(capacity, chunk_bytes) - PAGE
 
 
 def extent_size(area: int, chunk_bytes: int) -> int:

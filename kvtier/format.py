@@ -96,24 +96,33 @@ class Header:
         return body + xxhash.xxh3_64_intdigest(body).to_bytes(8, "little")
 
 
+class DamagedHeader(IncompatibleStore):
+    """A header that is not one of ours, or no longer."""
+
+
 def decode_header(data: bytes, magic: bytes, name: str) -> Header:
     """The header in the first 128 bytes of the file called `name`.
 
-    Raises IncompatibleStore for another magic or format version, and for a damaged header.
+    Raises IncompatibleStore for another format version, DamagedHeader for another magic or a failed
+    check. Magic, version and check keep their places in every version.
     """
     if len(data) < HEADER.itemsize or data[:8] != magic:
-        raise IncompatibleStore(f"{name} is not a file of a kvtier store")
+        raise DamagedHeader(
+            f"{name} is not a file of a kvtier store: choose another directory, or open with "
+            "on_incompatible='discard' to replace it"
+        )
     record = np.frombuffer(data, HEADER, count=1)[0]
+    body = data[: HEADER.itemsize - 8]
+    damaged = xxhash.xxh3_64_intdigest(body) != int(record["check"])
     version = int(record["version"])
     if version != FORMAT_VERSION:
-        raise IncompatibleStore(
+        raise (DamagedHeader if damaged else IncompatibleStore)(
             f"{name} has disk format version {version}, this kvtier reads version {FORMAT_VERSION}: "
             "open it with the kvtier that wrote it, choose another directory, or open with "
             "on_incompatible='discard' to empty it"
         )
-    body = data[: HEADER.itemsize - 8]
-    if xxhash.xxh3_64_intdigest(body) != int(record["check"]):
-        raise IncompatibleStore(f"{name} has a damaged header")
+    if damaged:
+        raise DamagedHeader(f"{name} has a damaged header: open with on_incompatible='discard' to empty it")
     return Header(
         part_bytes=int(record["part_bytes"]),
         capacity=int(record["capacity"]),

@@ -193,6 +193,14 @@ class SlotCache:
         self._older.frombytes(older.tobytes())
         np.maximum.at(self._heat, offsets // self.slots.extent_bytes, np.arange(1, n + 1))
 
+    def evict_oldest(self) -> bool:
+        """Evict the least recently used chunk of any size; False if all are pinned."""
+        oldest = [ends[1] for ends in self._ends.values() if ends[1] != NO_ROW]
+        if not oldest:
+            return False
+        self._evict(min(oldest, key=self._touched.__getitem__))
+        return True
+
     def _link(self, row: int) -> None:
         self._tick += 1
         self._touched[row] = self._tick

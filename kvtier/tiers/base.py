@@ -31,6 +31,13 @@ class Tier(ABC):
         """Bytes of the largest chunk that fits."""
         return self.index.slots.extent_bytes
 
+    def share(self, nbytes: int) -> float:
+        """The part of the tier that one such chunk takes up, 1.0 if it holds just one; above if none."""
+        slots = self.index.slots
+        size = slots.size_for(nbytes) if nbytes <= self.largest_payload else slots.extent_bytes + 1
+        count = slots.extents * (slots.extent_bytes // size)
+        return (1 - 1e-9) / count if count else 2.0
+
     def find(self, key: bytes) -> int:
         """Row of a chunk that the tier holds, or NO_ROW."""
         return self.index.find(key)

@@ -1,0 +1,38 @@
+"""I/O engines: how bytes move between a slab and memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvtier import _native
+from kvtier.errors import TierUnavailable
+
+if TYPE_CHECKING:
+    from kvtier.config import StoreConfig
+    from kvtier.io.base import IOEngine
+
+
+def uring_obstacle() -> str:
+    """Why io_uring cannot be used here, probed with a real ring; empty if it can."""
+    if _native.core is None:
+        return f"the native core is missing ({_native.why_not})"
+    return str(_native.core.probe_uring())
+
+
+def open_engine(config: StoreConfig) -> IOEngine:
+    """The engine that the settings ask for; `auto` is `uring` where it works, else `threads`.
+
+    Raises TierUnavailable if `uring` is asked for and cannot be had.
+    """
+    obstacle = uring_obstacle() if config.engine != "threads" else "not asked for"
+    if config.engine == "uring" and obstacle:
+        raise TierUnavailable(f"engine is 'uring', but {obstacle}: mend that, or set engine to 'auto'")
+    if _native.core is None:
+        from kvtier.io.threads import ThreadEngine
+
+        return ThreadEngine(config.io_threads)
+    from kvtier.io.native import NativeThreadEngine, UringEngine
+
+    if not obstacle:
+        return UringEngine(depth=config.io_depth, max_bytes=config.io_window)
+    return NativeThreadEngine(threads=config.io_threads)

@@ -1,0 +1,133 @@
+"""The `threads` engine in Python: a pool of preadv and pwritev, the system calls without the GIL."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import logging
+import os
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, TypeAlias
+
+import xxhash
+
+from kvtier.io.base import CHECKSUM, SHORT, Batch, IOEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_Call: TypeAlias = "Callable[[int, list[memoryview], int], int]"
+_log = logging.getLogger(__name__)
+
+
+class ThreadEngine(IOEngine):
+    """Each thread takes one operation at a time, so that a slow one holds up no other."""
+
+    name = "threads"
+
+    def __init__(self, threads: int) -> None:
+        self._queue: queue.SimpleQueue[tuple[_Progress, int] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._running = 0
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"kvtier-io-{i}", daemon=True) for i in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, batch: Batch) -> None:
+        """Queue every operation; see IOEngine.submit."""
+        progress = _Progress(batch)
+        with self._lock:
+            self._running += 1
+        for i in range(len(batch.ops)):
+            self._queue.put((progress, i))
+
+    def close(self, timeout: float) -> bool:
+        """Wait for running batches, then let the threads end; see IOEngine.close."""
+        end = time.monotonic() + timeout
+        with self._idle:
+            drained = self._idle.wait_for(lambda: self._running == 0, timeout)
+            if not self._closed:
+                self._closed = True
+                for _ in self._threads:
+                    self._queue.put(None)
+        for thread in self._threads:
+            if drained and thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
+        return drained
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            progress, i = item
+            try:
+                result = _run(progress.batch, i)
+            except OSError as error:
+                result = error.errno or errno.EIO
+            except Exception:
+                _log.exception("an I/O thread failed")
+                result = errno.EIO
+            if progress.finish(i, result):
+                try:
+                    progress.batch.on_done(progress.batch)
+                except Exception:
+                    _log.exception("the completion of a batch failed")
+                with self._idle:
+                    self._running -= 1
+                    self._idle.notify_all()
+            del item, progress  # an idle thread keeps no batch alive
+
+
+class _Progress:
+    """Counts a batch's open operations."""
+
+    __slots__ = ("_lock", "_open", "batch")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self._open = len(batch.ops)
+        self._lock = threading.Lock()
+
+    def finish(self, i: int, result: int) -> bool:
+        """Note a result; True for the last operation."""
+        with self._lock:
+            self.batch.results[i] = result
+            self._open -= 1
+            return self._open == 0
+
+
+def _run(batch: Batch, i: int) -> int:
+    offset, address, seed, length, part_bytes, first_sum, fd, write, _ = batch.ops[i].item()
+    memory = memoryview((ctypes.c_uint8 * length).from_address(address)).cast("B")
+    parts = range(0, length, part_bytes)
+    digest = xxhash.xxh3_64_intdigest
+    if write:
+        for j, start in enumerate(parts):
+            batch.sums[first_sum + j] = digest(memory[start : start + part_bytes], (seed + j) & (2**64 - 1))
+        return _transfer(os.pwritev, fd, memory, offset, at_end=errno.EIO)
+    result = _transfer(os.preadv, fd, memory, offset, at_end=SHORT)
+    if result:
+        return result
+    for j, start in enumerate(parts):
+        found = digest(memory[start : start + part_bytes], (seed + j) & (2**64 - 1))
+        if found != batch.sums[first_sum + j]:
+            return CHECKSUM
+    return 0
+
+
+def _transfer(call: _Call, fd: int, memory: memoryview, offset: int, *, at_end: int) -> int:
+    """Move all of `memory`; `at_end` if the call makes no progress. Raises OSError."""
+    done = 0
+    while done < len(memory):
+        moved = 0
+        with contextlib.suppress(BlockingIOError):
+            moved = call(fd, [memory[done:]], offset + done)
+            if moved == 0:
+                return at_end
+        done += moved
+    return 0

@@ -1,0 +1,1 @@
+"""The facade: what callers talk to, and the paths that reads and writes take through the tiers."""

@@ -1,0 +1,168 @@
+"""Requests in progress: the items of one batch, what each came to, and where its bytes go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvtier.tiers.base import NO_ROW
+from kvtier.types import BatchResult, Reason, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from kvtier.store.transfer import Transfer
+    from kvtier.tiers.dram import DramTier
+
+_OPEN = -1
+
+
+class Request:
+    """One batch in progress. All but `resolve` is used with the store's lock held."""
+
+    __slots__ = (
+        "__weakref__",
+        "_claimed",
+        "_open",
+        "keys",
+        "nbytes",
+        "owner",
+        "reason",
+        "status",
+        "transfer",
+    )
+
+    def __init__(self, keys: Sequence[bytes], transfer: Transfer[Any], owner: object) -> None:
+        self.keys = keys
+        self.transfer = transfer
+        self.owner = owner  # the caller's buffers, kept alive until the outcome
+        self.status = [_OPEN] * len(keys)
+        self.reason = [0] * len(keys)
+        self.nbytes = [0] * len(keys)
+        self._open = len(keys)
+        self._claimed = False
+
+    def is_open(self, i: int) -> bool:
+        """Whether item `i` has no outcome yet."""
+        return self.status[i] == _OPEN
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every item has its outcome."""
+        return self._open == 0
+
+    def claim(self) -> bool:
+        """True once, when every item has its outcome: whoever gets it calls `resolve`."""
+        claimed = self.is_done and not self._claimed
+        self._claimed = self._claimed or claimed
+        return claimed
+
+    def close(self, i: int, status: Status, reason: Reason = Reason.NONE, nbytes: int = 0) -> None:
+        """Give the open item `i` its outcome."""
+        self.status[i] = status
+        self.reason[i] = reason
+        self.nbytes[i] = nbytes
+        self._open -= 1
+
+    def result(self) -> BatchResult:
+        """What the items came to."""
+        return BatchResult(
+            np.array(self.status, np.int8), np.array(self.reason, np.int8), np.array(self.nbytes, np.int64)
+        )
+
+    def resolve(self) -> None:
+        """Hand the outcome to the caller. Called once, without the lock."""
+        self.owner = None
+        self.transfer._finish(self.outcome())
+
+    def outcome(self) -> Any:
+        """What the transfer resolves to."""
+        return self.result()
+
+
+class Read(Request):
+    """A get: every item is copied to, or read straight into, an address of the caller's."""
+
+    __slots__ = ("copying", "dram_left", "lend", "lent", "targets")
+
+    def __init__(
+        self,
+        keys: Sequence[bytes],
+        transfer: Transfer[Any],
+        owner: object,
+        *,
+        targets: list[int],
+        lend: bool,
+    ) -> None:
+        super().__init__(keys, transfer, owner)
+        self.targets = targets
+        self.lend = lend
+        self.lent = 0  # targets that the kernel may be writing to
+        self.dram_left = 1.0  # share of DRAM it may still take: a larger read keeps its head
+        self.copying: set[int] = set()  # items whose copy is under way: a deadline waits for them
+
+
+class LeaseRead(Read):
+    """A read: every item becomes a view of a slot that the lease pins."""
+
+    __slots__ = ("_make", "releases", "views")
+
+    def __init__(
+        self,
+        keys: Sequence[bytes],
+        transfer: Transfer[Any],
+        make: Callable[[LeaseRead], object],
+    ) -> None:
+        super().__init__(keys, transfer, None, targets=[], lend=False)
+        self.views: list[npt.NDArray[np.uint8] | None] = [None] * len(keys)
+        self.releases: list[Callable[[], None]] = []
+        self._make = make
+
+    def outcome(self) -> Any:
+        """The lease."""
+        return self._make(self)
+
+
+class Flight:
+    """One chunk on its way from disk to memory, who waits for it, and then the slot it landed in."""
+
+    __slots__ = (
+        "address",
+        "dram_row",
+        "key",
+        "lender",
+        "nbytes",
+        "offset",
+        "row",
+        "tier",
+        "users",
+        "waiters",
+    )
+
+    def __init__(self, key: bytes, row: int, nbytes: int) -> None:
+        self.key = key
+        self.row = row  # in the disk tier, pinned until it has landed
+        self.nbytes = nbytes
+        self.waiters: list[tuple[Read, int]] = []
+        self.lender: Read | None = None  # whose target it is read into, instead of a slot
+        self.tier: DramTier | None = None
+        self.offset = 0
+        self.address = 0
+        self.dram_row = NO_ROW  # once it is cached
+        self.users = 1  # the read itself, and leases
+
+    def open_waiters(self) -> list[tuple[Read, int]]:
+        """Those that still want it."""
+        return [(read, i) for read, i in self.waiters if read.is_open(i)]
+
+    def put_down(self) -> None:
+        """One user less; after the last one the slot is free, or no longer pinned in the cache."""
+        self.users -= 1
+        if self.users == 0 and self.tier is not None:
+            if self.dram_row != NO_ROW:
+                self.tier.index.unpin(self.dram_row)
+            else:
+                self.tier.release(self.offset)

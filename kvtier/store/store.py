@@ -1,0 +1,331 @@
+"""Store: the facade. It checks every call before anything happens, then hands it to reader or writer."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self, get_args
+
+from kvtier.buffers import regions
+from kvtier.errors import InvalidRequest
+from kvtier.io.base import ALIGNMENT
+from kvtier.store.core import Core
+from kvtier.store.lease import Reservation, Until
+from kvtier.store.put import Put
+from kvtier.store.reads import Reader
+from kvtier.store.transfer import Transfer
+from kvtier.store.writes import Writer
+from kvtier.tiers.base import NO_ROW
+from kvtier.types import KEY_BYTES, BatchResult, ChunkKey, FlushResult, Reason, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from os import PathLike
+    from types import TracebackType
+
+    from kvtier.buffers import Buffers
+    from kvtier.config import StoreConfig
+    from kvtier.store.lease import Lease
+
+
+class Store:
+    """Chunks of KV cache in DRAM and on disk. Thread-safe; a context manager.
+
+    Everything is a batch: `keys` are the chunks of a prefix, head first, each 32 bytes. Outcomes come
+    per key, in the caller's order, as a `BatchResult`. A miss, a failing disk or a full tier are
+    outcomes; errors are for wrong calls. Every method raises StoreClosed after `close` and in a
+    forked child.
+    """
+
+    def __init__(self, config: StoreConfig) -> None:
+        """Open the tiers. See `kvtier.open`, which also reads settings, for what is raised."""
+        self.config = config
+        self._core = Core(config)
+        self._reader = Reader(self._core)
+        self._writer = Writer(self._core)
+        self._core.reads_are_idle = self._reader.is_idle
+        self._core.writes_are_idle = self._writer.writeback.is_idle
+        self._core.pump_reads = self._reader.pump
+        self._closing = threading.Lock()
+        self._finalizer = weakref.finalize(self, _close, self._core, self._reader, self._writer)
+        _remember(self)
+
+    def match(self, keys: Sequence[ChunkKey]) -> int:
+        """Length of the longest prefix of `keys` that is stored. Memory only, no I/O."""
+        _check_keys(keys)
+        with self._core.lock:
+            self._core.check_open()
+            return self._match(keys)
+
+    def get(
+        self,
+        keys: Sequence[ChunkKey],
+        *,
+        into: Buffers,
+        timeout: float | None = None,
+        lend: bool = False,
+    ) -> Transfer[BatchResult]:
+        """Read payloads into the caller's memory: `into[i]` receives exactly the chunk of `keys[i]`.
+
+        `into` is borrowed until the transfer is `released`. Targets whose key is not a HIT are left
+        as they are, or hold garbage. With `lend` the disk writes straight into them: then each must
+        start at, and be a multiple of, 4096 bytes. After `timeout` seconds (default
+        `get_timeout`) what is not there is FAILED with `deadline`.
+
+        Raises InvalidRequest for a wrong number, size or kind of targets.
+        """
+        _check_keys(keys)
+        _check_count(keys, into, "into")
+        addresses, lengths = regions(into, name="into", writable=True)
+        if lend:
+            for i, (address, nbytes) in enumerate(zip(addresses, lengths, strict=True)):
+                if address % ALIGNMENT or nbytes % ALIGNMENT:
+                    raise InvalidRequest(
+                        f"into[{i}] is {nbytes} bytes at {address:#x}, needs an address and a length that "
+                        f"are multiples of {ALIGNMENT} to be lent: align it, or call without lend"
+                    )
+        seconds = _check_timeout(timeout, self.config.get_timeout)
+        return self._reader.get(keys, addresses, lengths, into, timeout=seconds, lend=lend)
+
+    def read(self, keys: Sequence[ChunkKey], *, timeout: float | None = None) -> Transfer[Lease]:
+        """Lease read-only views of the chunks' slots in DRAM, reading them from disk first if need be.
+
+        The views belong to the store and are valid until `Lease.release`. If DRAM has no room for
+        all of them, the head is leased and the tail is REFUSED with `no_space`.
+        """
+        _check_keys(keys)
+        return self._reader.lease(keys, timeout=_check_timeout(timeout, self.config.get_timeout))
+
+    def put(
+        self,
+        keys: Sequence[ChunkKey],
+        source: Buffers,
+        *,
+        until: Until = "dram",
+        timeout: float | None = None,
+    ) -> Transfer[BatchResult]:
+        """Store payloads: `source[i]` under `keys[i]`. Returns before anything is copied.
+
+        `source` is borrowed until the transfer is `copied`. The outcome comes when the chunks are
+        in DRAM, or with `until="disk"` when they survive the death of the process; on their way to
+        disk they are either way. A key that is stored already is KNOWN, and nothing is moved.
+
+        Raises InvalidRequest for a wrong number, size or kind of sources, or `until`.
+        """
+        _check_keys(keys)
+        _check_count(keys, source, "source")
+        self._check_until(until)
+        addresses, lengths = regions(source, name="source", writable=False)
+        self._check_lengths(lengths, "source")
+        seconds = _check_timeout(timeout, self.config.put_timeout)
+        return self._writer.put(keys, addresses, lengths, source, until=until, timeout=seconds)
+
+    def reserve(self, keys: Sequence[ChunkKey], nbytes: int) -> Reservation:
+        """Writable views of slots, one of `nbytes` for each of `keys` that is not stored yet.
+
+        Fill them, then `commit`; leaving the context without that gives them back. Takes what is
+        free or can be evicted now, head first; the rest is REFUSED with `no_space`.
+        """
+        _check_keys(keys)
+        if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 1:
+            raise InvalidRequest(f"nbytes is {nbytes!r}, needs a whole number of at least 1")
+        self._check_lengths([nbytes], "nbytes")
+        transfer: Transfer[BatchResult] = Transfer()
+        put = Put(keys, transfer, None, [], [nbytes] * len(keys), "dram", 0.0)
+        self._writer.reserve(put)
+
+        def commit(until: Until, timeout: float | None) -> Transfer[BatchResult]:
+            self._check_until(until)
+            put.until = until
+            put.deadline = time.monotonic() + _check_timeout(timeout, self.config.put_timeout)
+            self._writer.commit(put)
+            return transfer
+
+        views = [
+            put.slots[i][0].view(put.slots[i][1], nbytes) if i in put.slots else None
+            for i in range(len(keys))
+        ]
+        return Reservation(self._reservation_result(put), views, commit, lambda: self._writer.abort(put))
+
+    def _reservation_result(self, put: Put) -> BatchResult:
+        result = put.result()
+        with self._core.lock:
+            for i, key in enumerate(put.keys):
+                if i in put.slots:
+                    result.status[i], result.reason[i] = Status.MISS, Reason.ABSENT
+                elif self._match([key]) or self._writer.writeback.under_way(key):
+                    result.status[i] = Status.KNOWN
+                else:
+                    result.status[i], result.reason[i] = Status.REFUSED, Reason.NO_SPACE
+        return result
+
+    @contextmanager
+    def pin(self, keys: Sequence[ChunkKey]) -> Iterator[int]:
+        """Keep the longest stored prefix of `keys` from eviction inside the block; yields its length."""
+        _check_keys(keys)
+        pinned = []
+        with self._core.lock:
+            self._core.check_open()
+            count = self._match(keys)
+            for key in keys[:count]:
+                for tier in self._core.tiers:
+                    if (row := tier.find(key)) != NO_ROW:
+                        tier.index.pin(row)
+                        pinned.append((tier, row))
+        try:
+            yield count
+        finally:
+            with self._core.lock:
+                for tier, row in reversed(pinned):
+                    tier.index.unpin(row)
+                self._core.changed.notify_all()
+            self._reader.pump()
+            self._writer.writeback.pump()
+
+    def delete(self, keys: Sequence[ChunkKey]) -> Transfer[int]:
+        """Forget chunks in every tier, puts under way included; resolves to how many were stored.
+
+        What was leased or is being read stays valid for those who have it.
+        """
+        _check_keys(keys)
+        count = 0
+        with self._core.lock:
+            self._core.check_open()
+            for key in dict.fromkeys(keys):
+                rows = [(tier, row) for tier in self._core.tiers if (row := tier.find(key)) != NO_ROW]
+                count += bool(rows) or self._writer.writeback.under_way(key) is not None
+                for tier, row in rows:
+                    tier.discard(row)
+            self._writer.forget(set(keys))
+            self._core.changed.notify_all()
+        transfer: Transfer[int] = Transfer()
+        transfer._set_released()
+        self._writer.bury(transfer, count)
+        self._reader.pump()
+        return transfer
+
+    def flush(self) -> Transfer[FlushResult]:
+        """Resolves when everything put before is on disk, and the device has confirmed it."""
+        return self._writer.flush()
+
+    def stats(self) -> dict[str, int | float | str]:
+        """Counters and gauges by name: requests by outcome and reason, and per tier its content."""
+        core = self._core
+        with core.lock:
+            numbers: dict[str, int | float | str] = dict(core.counters)
+            for tier in core.tiers:
+                numbers.update({f"{tier.name}.{name}": value for name, value in tier.stats().items()})
+            numbers["landing.pinned_slots"] = core.landing.index.pinned()
+        numbers["populated_bytes"] = core.populated
+        numbers["engine"] = core.engine.name if core.engine else "none"
+        return numbers
+
+    def close(self) -> None:
+        """Finish accepted puts and running I/O for at most `close_timeout` seconds, then let go.
+
+        What could not be finished comes out as FAILED with `closed`. Idempotent.
+        """
+        with self._closing:
+            self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _match(self, keys: Sequence[bytes]) -> int:
+        for i, key in enumerate(keys):
+            if all(tier.find(key) == NO_ROW for tier in self._core.tiers):
+                return i
+        return len(keys)
+
+    def _check_until(self, until: str) -> None:
+        if until not in get_args(Until):
+            raise InvalidRequest(f"until is {until!r}, needs 'dram' or 'disk'")
+        if until == "disk" and self._core.disk is None:
+            raise InvalidRequest("until is 'disk', but this store has no disk tier: open it with a path")
+
+    def _check_lengths(self, lengths: list[int], name: str) -> None:
+        largest = self._core.largest_payload
+        for i, nbytes in enumerate(lengths):
+            if nbytes > largest:
+                where = name if name == "nbytes" else f"{name}[{i}]"
+                raise InvalidRequest(
+                    f"{where} is {nbytes} bytes, but the slots of this store hold at most {largest}: "
+                    "open it with chunk_bytes of that size"
+                )
+
+
+def open_store(source: str | PathLike[str] | None = None, **settings: Any) -> Store:
+    """Open a store: `kvtier.open("/cache", capacity="64GiB")` or `kvtier.open("kvtier.toml")`.
+
+    `source` is the disk tier's directory, a `.toml` file of settings, or None for DRAM alone.
+    `settings` are the fields of `StoreConfig`, sizes also as "64GiB"; `KVTIER_*` variables come
+    second, the file third.
+
+    Raises InvalidRequest for a wrong setting, StoreInUse if another store holds the directory,
+    IncompatibleStore if something else or another version is in it, and TierUnavailable if it
+    cannot be used (permissions, free space, no io_uring).
+    """
+    from kvtier.settings import load
+
+    return Store(load(source, settings))
+
+
+def _check_keys(keys: Sequence[bytes]) -> None:
+    for i, key in enumerate(keys):
+        if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+            got = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
+            raise InvalidRequest(f"keys[{i}] is {got}, needs {KEY_BYTES} bytes: see kvtier.chunk_keys")
+
+
+def _check_count(keys: Sequence[bytes], buffers: Buffers, name: str) -> None:
+    if isinstance(buffers, bytes | bytearray | memoryview) or not hasattr(buffers, "__len__"):
+        raise InvalidRequest(f"{name} is {type(buffers).__name__}, needs a sequence with a buffer per key")
+    if len(buffers) != len(keys):
+        raise InvalidRequest(f"{name} has {len(buffers)} buffers, needs one for each of the {len(keys)} keys")
+
+
+def _check_timeout(timeout: float | None, default: float) -> float:
+    if timeout is None:
+        return default
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        raise InvalidRequest(f"timeout is {timeout!r}, needs seconds above 0, or None for the default")
+    return min(float(timeout), threading.TIMEOUT_MAX)
+
+
+def _close(core: Core, reader: Reader, writer: Writer) -> None:
+    with core.lock:
+        if core.closed:
+            return
+        core.closed = True
+    end = time.monotonic() + core.config.close_timeout
+    reader.fail_waiting()
+    writer.stop(core.config.close_timeout)
+    core.stop(max(0.1, end - time.monotonic()))
+
+
+_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_hooked = False
+
+
+def _remember(store: Store) -> None:
+    """Have forked children close their copy of the store; the parent's is untouched."""
+    global _hooked
+    _open_stores.add(store)
+    if not _hooked:
+        os.register_at_fork(after_in_child=_close_in_child)
+        _hooked = True
+
+
+def _close_in_child() -> None:
+    for store in list(_open_stores):
+        store._finalizer.detach()
+        store._core.forget_after_fork()
+        store._reader.forget_after_fork()

@@ -1,0 +1,321 @@
+"""The write path: payloads are copied into DRAM by one thread, and written through to disk behind it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from kvtier.buffers import copy_many
+from kvtier.store.core import MAX_BATCH_BYTES
+from kvtier.store.put import Flush, Put, WriteThrough
+from kvtier.store.transfer import Transfer
+from kvtier.store.writeback import Writeback
+from kvtier.tiers.base import NO_ROW
+from kvtier.types import Reason, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kvtier.store.core import Core
+    from kvtier.store.lease import Until
+    from kvtier.tiers.dram import DramTier
+    from kvtier.types import BatchResult, FlushResult
+
+
+_log = logging.getLogger(__name__)
+
+
+class Writer:
+    """Runs puts, commits and flushes in the order they come. `kvtier-write` is its thread."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.writeback = Writeback(core, self._finish)
+        self._jobs: deque[Put | Flush] = deque()
+        self._current: Put | None = None
+        self._queued_chunks = 0
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="kvtier-write", daemon=True)
+        self._thread.start()
+
+    def put(
+        self,
+        keys: Sequence[bytes],
+        sources: list[int],
+        lengths: list[int],
+        owner: object,
+        *,
+        until: Until,
+        timeout: float,
+    ) -> Transfer[BatchResult]:
+        """Queue a put; what the queue cannot take is refused at once, from the tail."""
+        transfer: Transfer[BatchResult] = Transfer()
+        put = Put(keys, transfer, owner, sources, lengths, until, time.monotonic() + timeout)
+        transfer._on_cancel = lambda: self._cancel(put)
+        with self._core.lock:
+            self._core.check_open()
+            self._core.counters["put.requested"] += len(keys)
+            room = self._core.config.max_queued_chunks - self._queued_chunks
+            put.accepted = max(0, min(len(keys), room))
+            for i in range(put.accepted, len(keys)):
+                self._close(put, i, Status.REFUSED, Reason.QUEUE_FULL)
+            self._queued_chunks += put.accepted
+            if put.accepted:
+                self._jobs.append(put)
+                self._core.changed.notify_all()
+        self._finish([put])
+        self._core.clock.call_at(put.deadline, put.expirer(self._expire))
+        return transfer
+
+    def commit(self, put: Put) -> None:
+        """Publish a reservation whose slots the caller has filled."""
+        put.transfer._set_copied()
+        with self._core.lock:
+            self._core.check_open()
+            self._core.counters["put.requested"] += len(put.keys)
+            for i in range(len(put.keys)):
+                if i in put.slots:
+                    self._publish(put, i)
+                elif not self._settle_known(put, i):
+                    self._close(put, i, Status.REFUSED, Reason.NO_SPACE)
+        self._after_publishing(put)
+        self._core.clock.call_at(put.deadline, put.expirer(self._expire))
+
+    def reserve(self, put: Put) -> None:
+        """Reserve slots for the keys of `put` that no tier has, head first, as far as they go now."""
+        dram = self._core.dram
+        with self._core.lock:
+            self._core.check_open()
+            for i, key in enumerate(put.keys):
+                known = self.writeback.under_way(key) or any(t.find(key) != NO_ROW for t in self._core.tiers)
+                if not known and not self._place(put, i, pass_through=not dram.capacity):
+                    break
+
+    def abort(self, put: Put) -> None:
+        """Give back what a reservation holds."""
+        with self._core.lock:
+            for tier, offset in put.slots.values():
+                tier.release(offset)
+            put.slots.clear()
+            self._core.changed.notify_all()
+        self._core.pump_reads()
+
+    def flush(self) -> Transfer[FlushResult]:
+        """Queue a flush: it covers what was queued before it."""
+        transfer: Transfer[FlushResult] = Transfer()
+        with self._core.lock:
+            self._core.check_open()
+            self._jobs.append(Flush(transfer))
+            self._core.changed.notify_all()
+        return transfer
+
+    def forget(self, keys: set[bytes]) -> None:
+        """Have puts that are still under way not store these keys. Called with the lock held."""
+        for job in (*self._jobs, self._current):
+            if isinstance(job, Put):
+                job.deleted |= keys
+        self.writeback.forget(keys)
+
+    def bury(self, transfer: Transfer[int], count: int) -> None:
+        """Have the journal learn of a delete, then resolve `transfer` to `count`."""
+        core = self._core
+
+        def write() -> None:
+            if core.disk is not None:
+                try:
+                    core.disk.write_tombstones()
+                except OSError as error:
+                    _log.warning("cannot journal a delete in %s, will try again: %s", core.disk.path, error)
+            transfer._finish(count)
+
+        core.copier.submit(write)
+
+    def stop(self, timeout: float) -> None:
+        """Finish what was accepted, for at most `timeout` seconds, then end the thread."""
+        end = time.monotonic() + timeout
+        with self._core.lock:
+            self._core.changed.wait_for(
+                lambda: not (self._jobs or self._current) and self.writeback.is_idle(), timeout
+            )
+            self._stopping = True
+            left = [job for job in (*self._jobs, self._current) if isinstance(job, Put)]
+            self._jobs.clear()
+            for put in left:
+                self._close_open(put, Status.FAILED, Reason.CLOSED)
+            self._core.changed.notify_all()
+        self._finish(left)
+        self._thread.join(max(0.0, end - time.monotonic()))
+
+    def _run(self) -> None:
+        while True:
+            with self._core.lock:
+                self._core.changed.wait_for(lambda: self._jobs or self._stopping)
+                if self._stopping:
+                    return
+                job = self._jobs.popleft()
+                self._current = job if isinstance(job, Put) else None
+            if isinstance(job, Flush):
+                self.writeback.flush(job)
+            else:
+                self._copy_in(job)
+                with self._core.lock:
+                    self._current = None
+                    self._queued_chunks -= job.accepted
+                    self._core.changed.notify_all()
+            del job
+
+    def _copy_in(self, put: Put) -> None:
+        """Take a put's payloads over, a batch at a time, and let go of its source."""
+        i = 0
+        while i < put.accepted:
+            batch: list[int] = []
+            nbytes = 0
+            with self._core.lock:
+                while i < put.accepted and nbytes < MAX_BATCH_BYTES:
+                    if put.is_open(i) and not self._settle_known(put, i):
+                        if not self._place(put, i):
+                            if batch or self._wait_for_room(put):
+                                break
+                            self._close(put, i, Status.REFUSED, Reason.NO_SPACE)
+                        else:
+                            batch.append(i)
+                            nbytes += put.lengths[i]
+                    i += 1
+                put.copying = bool(batch)
+            copy_many(
+                [put.sources[j] for j in batch],
+                [put.address(self._core, j) for j in batch],
+                [put.lengths[j] for j in batch],
+            )
+            with self._core.lock:
+                put.copying = False
+                for j in batch:
+                    self._publish(put, j)
+            self.writeback.pump()
+        put.transfer._set_copied()
+        self._after_publishing(put)
+
+    def _settle_known(self, put: Put, i: int) -> bool:
+        """Whether nothing has to be copied for item `i`: then it has its outcome, or waits for disk."""
+        core, key = self._core, put.keys[i]
+        if key in put.deleted:
+            self._close(put, i, Status.FAILED, Reason.DELETED)
+            return True
+        write = self.writeback.under_way(key)
+        row = core.dram.find(key)
+        on_disk = core.disk is not None and self._is_sound_on_disk(key)
+        if write is None and row == NO_ROW and not on_disk:
+            return False
+        if put.until == "dram" or core.disk is None or (on_disk and write is None):
+            self._close(put, i, Status.KNOWN)
+        elif write is not None:
+            write.waiters.append((put, i, Status.KNOWN))
+        else:  # cached, but its write to disk failed or was evicted: write it again from the cache
+            core.dram.index.pin(row)
+            self._write_through(put, i, core.dram, core.dram.index.offset[row], row, Status.STORED)
+        return True
+
+    def _is_sound_on_disk(self, key: bytes) -> bool:
+        """Whether the disk has the chunk. One that it failed to read is dropped, to be put again."""
+        disk = self._core.disk
+        assert disk is not None
+        row = disk.find(key)
+        if row == NO_ROW:
+            return False
+        if disk.index.suspect(row):
+            disk.discard(row)
+            return False
+        return True
+
+    def _place(self, put: Put, i: int, *, pass_through: bool = True) -> bool:
+        """Reserve a slot: in the cache while the put fits it, else one to pass through to disk."""
+        core, nbytes = self._core, put.lengths[i]
+        share = core.dram.share(nbytes)
+        offset = core.dram.reserve(nbytes) if put.dram_left >= share else None
+        if offset is not None:
+            put.dram_left -= share
+            put.slots[i] = (core.dram, offset)
+        elif pass_through and (offset := core.landing.reserve(nbytes)) is not None:
+            put.slots[i] = (core.landing, offset)
+        return offset is not None
+
+    def _wait_for_room(self, put: Put) -> bool:
+        """Wait until a slot may be free; False if no slot will become so, or the time is over."""
+        core = self._core
+        if self.writeback.is_idle() and core.reads_are_idle():
+            return False
+        return not self._stopping and core.changed.wait(put.deadline - time.monotonic())
+
+    def _publish(self, put: Put, i: int) -> None:
+        """Make a filled slot a chunk of the cache, and start its way to disk."""
+        core, key = self._core, put.keys[i]
+        tier, offset = put.slots.pop(i)
+        if not put.is_open(i) or key in put.deleted:
+            tier.release(offset)
+            if put.is_open(i):
+                self._close(put, i, Status.FAILED, Reason.DELETED)
+            return
+        if self._settle_known(put, i):  # another put was faster
+            tier.release(offset)
+            return
+        row = NO_ROW
+        if tier is core.dram:
+            row = tier.index.insert(key, offset, put.lengths[i])
+        if core.disk is None:
+            tier.index.unpin(row)
+            self._close(put, i, Status.STORED, nbytes=put.lengths[i])
+            return
+        if row != NO_ROW and put.until == "dram":
+            self._close(put, i, Status.STORED, nbytes=put.lengths[i])
+        self._write_through(put, i, tier, offset, row, Status.STORED)
+
+    def _write_through(self, put: Put, i: int, tier: DramTier, offset: int, row: int, status: Status) -> None:
+        """Queue the write to disk of a slot that is pinned, or reserved for just that."""
+        assert self._core.disk is not None
+        write = WriteThrough(put.keys[i], put.lengths[i], tier, offset, row)
+        write.waiters.append((put, i, status))
+        share = self._core.disk.share(put.lengths[i])
+        write.fits = put.disk_left >= share
+        put.disk_left -= share
+        self.writeback.add(write)
+
+    def _after_publishing(self, put: Put) -> None:
+        with self._core.lock:
+            for tier in self._core.tiers:
+                tier.touch_prefix(put.keys)
+            self._core.changed.notify_all()
+        self._finish([put])
+        self.writeback.pump()
+
+    def _expire(self, put: Put) -> None:
+        """Fail what is not stored at the deadline. What is being written may still get there."""
+        with self._core.lock:
+            self._close_open(put, Status.FAILED, Reason.DEADLINE)
+            self._core.changed.notify_all()
+        self._finish([put])
+
+    def _cancel(self, put: Put) -> bool:
+        with self._core.lock:
+            waiting = [i for i in range(len(put.keys)) if put.is_open(i)] if put in self._jobs else []
+            for i in waiting:
+                self._close(put, i, Status.FAILED, Reason.CANCELLED)
+        self._finish([put])
+        return bool(waiting)
+
+    def _close_open(self, put: Put, status: Status, reason: Reason) -> None:
+        for i in range(len(put.keys)):
+            if put.is_open(i):
+                self._close(put, i, status, reason)
+
+    def _close(self, put: Put, i: int, status: Status, reason: Reason = Reason.NONE, nbytes: int = 0) -> None:
+        self._core.close_put(put, i, status, reason, nbytes)
+
+    def _finish(self, puts: Iterable[Put]) -> None:
+        """Hand out the outcome of every put that is done and whose source is not being read."""
+        with self._core.lock:
+            done = [put for put in puts if not put.copying and put.claim()]
+        for put in done:
+            put.resolve()

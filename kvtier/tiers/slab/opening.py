@@ -1,0 +1,134 @@
+"""Opening a directory: what is there, what of it is kept, and the files made to fit the settings."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvtier.config import extent_area, extent_size, journal_limit, page_up
+from kvtier.errors import IncompatibleStore, InvalidRequest
+from kvtier.format import RECORD, RECORD_BYTES, SLAB_HEADER_BYTES, Header
+from kvtier.tiers.slab.directory import (
+    JOURNAL,
+    SLAB,
+    Found,
+    check_free_space,
+    open_slab,
+    read_headers,
+    sync_directory,
+)
+from kvtier.tiers.slab.journal import create
+from kvtier.tiers.slab.recovery import Recovered, replay
+from kvtier.tiers.slab.snapshot import live_records
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvtier.config import StoreConfig
+
+_TEMPORARY = JOURNAL + ".new"
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The open slab. Whoever holds this closes `fd`."""
+
+    fd: int
+    direct: bool
+    """Whether reads and writes bypass the page cache."""
+    reserved: bool
+    """Whether the file system holds the space for the whole slab."""
+    journal_header: Header
+
+
+def open_files(path: Path, config: StoreConfig) -> tuple[Header, Files, Recovered]:
+    """Make the files in a locked directory fit `config`, keeping what can be kept.
+
+    Raises IncompatibleStore, TierUnavailable, InvalidRequest, OSError; nothing is lost by then.
+    """
+    try:
+        found = read_headers(path)
+    except IncompatibleStore:
+        if config.on_incompatible == "error":
+            raise
+        found = Found()
+        _discard(path)
+    header = _settle(found, config)
+    extents = extent_area(header.capacity, header.chunk_bytes) // header.extent_bytes
+    check_free_space(path, header.capacity)
+
+    data = (path / JOURNAL).read_bytes() if found.journal else header.for_journal(1).encode()
+    recovered = replay(data, found.journal or header, extents)
+    journal_header = found.journal
+    if found.journal is None or _is_stale(data, found.journal, header, recovered):
+        (path / _TEMPORARY).unlink(missing_ok=True)
+        records = np.frombuffer(data, RECORD, count=len(data) // RECORD_BYTES - 1, offset=RECORD_BYTES)
+        kept = live_records(records, recovered.positions)
+        fd, journal_header = create(path / JOURNAL, header.for_journal(recovered.next_generation), kept)
+        os.close(fd)
+        recovered.records = len(kept)
+    assert journal_header is not None
+    if found.slab != header:
+        _write_slab_header(path, header)
+    # Only now, with no record left beyond it, may the slab shrink.
+    fd, direct, reserved = open_slab(path, SLAB_HEADER_BYTES + extents * header.extent_bytes)
+    return header, Files(fd, direct, reserved, journal_header), recovered
+
+
+def _settle(found: Found, config: StoreConfig) -> Header:
+    """The slab's header under these settings: the identity and geometry that are there, if any."""
+    there = found.journal or found.slab
+    capacity = config.capacity or (there.capacity if there else 0)
+    if not capacity:
+        raise InvalidRequest(
+            f"capacity is not given and {config.path} holds no store yet: give the bytes it may take"
+        )
+    if there is None:
+        slot = page_up(config.chunk_bytes)
+        return Header.new(
+            part_bytes=config.part_bytes,
+            capacity=capacity,
+            extent_bytes=extent_size(extent_area(capacity, slot), slot),
+            chunk_bytes=slot,
+        )
+    if page_up(config.chunk_bytes) > there.extent_bytes:
+        raise InvalidRequest(
+            f"chunk_bytes is {config.chunk_bytes}, but the store in {config.path} was created for chunks "
+            f"of up to {there.extent_bytes} bytes: choose another directory, or a smaller chunk"
+        )
+    if extent_area(capacity, there.chunk_bytes) < there.extent_bytes:
+        raise InvalidRequest(
+            f"capacity is {capacity} bytes, below one extent of {there.extent_bytes} of the store in "
+            f"{config.path} and its journal: raise capacity, or choose another directory"
+        )
+    return replace(there, capacity=capacity, journal_id=0, next_generation=1)
+
+
+def _is_stale(data: bytes, journal: Header, header: Header, recovered: Recovered) -> bool:
+    """Whether the journal must be rewritten: damaged, of another capacity, torn, or mostly dead."""
+    limit = journal_limit(header.capacity, header.chunk_bytes)
+    return (
+        bool(recovered.damaged or recovered.dropped or len(data) % RECORD_BYTES)
+        or journal.capacity != header.capacity
+        or recovered.records > 2 * len(recovered.chunks) + 1024
+        or len(data) > limit // 2
+    )
+
+
+def _discard(path: Path) -> None:
+    for name in (JOURNAL, SLAB, _TEMPORARY):
+        (path / name).unlink(missing_ok=True)
+    sync_directory(path)
+
+
+def _write_slab_header(path: Path, header: Header) -> None:
+    fd = os.open(path / SLAB, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(fd, header.encode().ljust(SLAB_HEADER_BYTES, b"\0"), 0)
+        os.fsync(fd)
+        sync_directory(path)
+    finally:
+        os.close(fd)
