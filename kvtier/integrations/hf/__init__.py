@@ -3,7 +3,7 @@
 Needs `torch` and `transformers` (`pip install 'kvtier[demo]'`).
 """
 
-from kvtier.integrations.hf.prefix_cache import PrefixCache
+from kvtier.integrations.hf.prefix_cache import PrefixCache, kv_layout
 from kvtier.integrations.hf.weights import weights_digest
 
-__all__ = ["PrefixCache", "weights_digest"]
+__all__ = ["PrefixCache", "kv_layout", "weights_digest"]

@@ -17,7 +17,7 @@ from kvtier.integrations.hf.weights import weights_digest
 from kvtier.layout import KVLayout, Namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from kvtier import BatchResult, ChunkKey, Lease, Store, Transfer
 
@@ -25,6 +25,24 @@ READ_AHEAD = 64 << 20
 """Bytes of chunks leased or being read at any time while a cache is restored."""
 READ_BYTES = 8 << 20
 """Bytes of chunks per read, or one chunk: enough to make the cost of a call vanish."""
+
+
+def kv_layout(model: Any, *, chunk_tokens: int = 256) -> KVLayout:
+    """Shape of one chunk of `model`'s KV: its `chunk_bytes` are what a store should be opened for.
+
+    Raises UnsupportedModel for a model that cannot be restored exactly.
+    """
+    inner = inner_model(model)
+    check_model(inner)
+    config = inner.config
+    heads: int = config.num_attention_heads
+    return KVLayout(
+        layers=config.num_hidden_layers,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        dtype=str(inner.dtype).removeprefix("torch."),
+        chunk_tokens=chunk_tokens,
+    )
 
 
 class PrefixCache:
@@ -57,21 +75,12 @@ class PrefixCache:
         Raises UnsupportedModel for a model that cannot be restored exactly, InvalidRequest for a
         `chunk_tokens` below 1.
         """
-        inner = inner_model(model)
-        check_model(inner)
-        config = inner.config
-        heads: int = config.num_attention_heads
-        self.layout = KVLayout(
-            layers=config.num_hidden_layers,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            dtype=str(inner.dtype).removeprefix("torch."),
-            chunk_tokens=chunk_tokens,
-        )
+        self.layout = kv_layout(model, chunk_tokens=chunk_tokens)
         """Shape of one chunk's payload."""
+        inner = inner_model(model)
         self._model = model
         self._inner = inner
-        self._config = config
+        self._config = inner.config
         self._store = store
         self._salt = salt
         self._lora = lora
@@ -178,7 +187,7 @@ class PrefixCache:
                     done += 1
         return done
 
-    def _leases(self, batches: list[list[ChunkKey]], ahead: int) -> Iterator[Lease]:
+    def _leases(self, batches: list[list[ChunkKey]], ahead: int) -> Generator[Lease]:
         """One lease per batch, up to `ahead` being read; closing the generator releases them all."""
         remaining = iter(batches)
         reading = deque(self._store.read(keys) for keys in islice(remaining, ahead))

@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import xxhash
 
 from kvtier.errors import UnsupportedModel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SAMPLE_ABOVE = 20_000_000_000
 """Bytes of weights above which only headers and sampled blocks are hashed."""
@@ -47,8 +44,7 @@ def weights_digest(model: torch.nn.Module) -> bytes:
 
     Raises UnsupportedModel for weights whose bytes are not here (meta device, offloaded).
     """
-    tensors = list(_tensors(model))
-    adapters = list(_adapters(model))
+    tensors, adapters = _state(model)
     known = _known.get(model)
     if known is not None and _unchanged(known[0], tensors, adapters):
         return known[1]
@@ -58,22 +54,22 @@ def weights_digest(model: torch.nn.Module) -> bytes:
     return digest
 
 
-def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """All parameters and buffers, a tied one under each of its names."""
+def _state(model: torch.nn.Module) -> tuple[list[tuple[str, torch.Tensor]], list[tuple[str, str]]]:
+    """All parameters and buffers, tied ones under each name; and what PEFT keeps outside of them.
+
+    That is which adapters are on, and how strongly. Quick, as it runs before every restore.
+    """
+    tensors = []
+    adapters = []
     for prefix, module in model.named_modules():
-        # Not named_parameters(): it walks the modules twice and this runs before every restore.
         for kind in (module._parameters, module._buffers):
             for name, tensor in kind.items():
                 if tensor is not None:
-                    yield f"{prefix}.{name}", tensor
-
-
-def _adapters(model: torch.nn.Module) -> Iterator[tuple[str, str]]:
-    """What PEFT keeps outside of parameters: which adapters are on, and how strongly."""
-    for name, module in model.named_modules():
-        if hasattr(module, "active_adapters") and hasattr(module, "disable_adapters"):
-            parts = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
-            yield name, repr([getattr(module, part, None) for part in parts])
+                    tensors.append((f"{prefix}.{name}", tensor))
+        if hasattr(type(module), "_disable_adapters"):
+            parts = ("_disable_adapters", "_active_adapter", "merged_adapters", "scaling")
+            adapters.append((prefix, repr([getattr(module, part, None) for part in parts])))
+    return tensors, adapters
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -1,0 +1,1 @@
+"""The parts of `kvtier demo`: its model, its measurements, its second process, its report."""
