@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 core: ModuleType | None = None
 """`kvtier._core`, or None: then `why_not` says why."""
@@ -13,6 +16,8 @@ if os.environ.get("KVTIER_NATIVE", "1") == "0":
     why_not = "switched off by KVTIER_NATIVE=0"
 else:
     try:
-        from kvtier import _core as core
+        from kvtier import _core
+
+        core = _core
     except ImportError as error:
         why_not = f"not built or not loadable: {error}"

@@ -107,11 +107,6 @@ def zero(address: int, nbytes: int) -> None:
     ctypes.memset(address, 0, nbytes)
 
 
-def view_at(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
-    """The memory at `address` as uint8, shape (nbytes,). Does not keep it alive."""
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
-
-
 class Arena:
     """One anonymous mapping, huge pages first, that a forked child does not inherit.
 
@@ -128,9 +123,9 @@ class Arena:
             except (OSError, AttributeError):
                 continue  # only costs speed (huge pages) or a copy at fork
         self._mapping = mapping
-        start = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
+        start: int = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
         self._skip = -start % HUGE_PAGE
-        self.address = start + self._skip
+        self.address: int = start + self._skip
         self._whole = np.frombuffer(mapping, np.uint8)[self._skip : self._skip + self.nbytes]
 
     def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:

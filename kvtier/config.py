@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from pathlib import Path
+from pathlib import Path  # noqa: TC003  the settings' types are read at run time
 from typing import Literal, get_args
 
 from kvtier.errors import InvalidRequest

@@ -162,7 +162,8 @@ def intact(data: memoryview, journal_id: int) -> npt.NDArray[np.bool_]:
         np.uint64,
         len(wanted),
     )
-    return wanted == found
+    same: npt.NDArray[np.bool_] = wanted == found
+    return same
 
 
 def put_records(

@@ -1,6 +1,7 @@
 #include "copy.hpp"
 
 #include <cstring>
+#include <numeric>
 
 #include "cpu.hpp"
 
@@ -41,7 +42,7 @@ __attribute__((target("avx512f"))) void stream_avx512(uint8_t* dst, const uint8_
 
 template <Copy kStream>
 void copy_streaming(uint8_t* dst, const uint8_t* src, size_t length) {
-  if (length < kStreamingCopy) return copy_portable(dst, src, length);
+  if (length < kStreamingPiece) return copy_portable(dst, src, length);
   const size_t head = (kLine - reinterpret_cast<uintptr_t>(dst) % kLine) % kLine;
   const size_t lines = (length - head) / kLine * kLine;
   const size_t tail = head + lines;
@@ -52,7 +53,8 @@ void copy_streaming(uint8_t* dst, const uint8_t* src, size_t length) {
 
 #endif
 
-Copy best_copy() {
+Copy copy_for(uint64_t total) {
+  if (total < kStreamingTotal) return copy_portable;
 #if defined(__x86_64__)
   switch (vector_path()) {
     case VectorPath::kAvx512:
@@ -77,7 +79,7 @@ void publish_stores() {
 
 void copy_many(std::span<const uint64_t> src, std::span<const uint64_t> dst,
                std::span<const uint64_t> lengths) {
-  const Copy copy = best_copy();
+  const Copy copy = copy_for(std::accumulate(lengths.begin(), lengths.end(), uint64_t{0}));
   for (size_t i = 0; i < lengths.size(); ++i) {
     if (lengths[i] == 0) continue;
     copy(reinterpret_cast<uint8_t*>(dst[i]), reinterpret_cast<const uint8_t*>(src[i]), lengths[i]);

@@ -7,8 +7,10 @@
 
 namespace kvtier {
 
-/// Copies this large bypass the cache: their data would not stay in it anyway.
-inline constexpr size_t kStreamingCopy = size_t{256} << 10;
+/// A call that moves this much in total bypasses the cache, where its data would not stay anyway...
+inline constexpr uint64_t kStreamingTotal = uint64_t{1} << 20;
+/// ...except for pieces smaller than this, whose ragged ends would cost more than that saves.
+inline constexpr uint64_t kStreamingPiece = 4096;
 
 /// Copies lengths[i] bytes from address src[i] to address dst[i]; the ranges must not overlap and
 /// the three spans have one length.

@@ -14,7 +14,7 @@ constexpr size_t kScrambleKey = kSecretSize - kStripe;
 constexpr size_t kLastStripeKey = kSecretSize - kStripe - 7;
 
 // Reads ahead of the hash so that the next lines arrive while this one is multiplied.
-constexpr size_t kPrefetchAhead = 1024;
+constexpr size_t kPrefetchAhead = 4096;
 
 void add_stripe(Accumulator& acc, const uint8_t* data, const uint8_t* key) {
   for (size_t i = 0; i < 8; ++i) {

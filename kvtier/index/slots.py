@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -93,7 +94,7 @@ class SlotAllocator:
         self._unassigned = np.flatnonzero(slot_bytes == UNASSIGNED).tolist()
         extents, rest = np.divmod(np.sort(offsets), self.extent_bytes)
         bounds = np.flatnonzero(np.diff(extents, prepend=-1, append=-1)).tolist()
-        for start, end in zip(bounds, bounds[1:], strict=False):
+        for start, end in itertools.pairwise(bounds):
             extent = int(extents[start])
             size = int(slot_bytes[extent])
             indices = rest[start:end] // size

@@ -64,8 +64,9 @@ class KeyTable:
 
     def rows(self) -> npt.NDArray[np.int32]:
         """Every bound row, in no particular order."""
-        rows = np.array(self._rows, np.int32)
-        return rows[rows != EMPTY]
+        places = np.array(self._rows, np.int32)
+        rows: npt.NDArray[np.int32] = places[places != EMPTY]
+        return rows
 
     def load(self, keys: bytes) -> None:
         """Bind rows 0.. to the distinct `keys` (32 bytes each, joined) of an empty table."""

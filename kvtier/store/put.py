@@ -23,7 +23,8 @@ class Put(Request):
     """A put, whose payloads are copied from `sources`, or a commit, whose slots are filled."""
 
     __slots__ = (
-        "accepted", "copying", "deadline", "deleted", "disk_left", "dram_left", "lengths", "slots", "sources", "until"
+        "accepted", "copying", "deadline", "deleted", "disk_left", "dram_left", "lengths", "slots",
+        "sources", "until",
     )  # fmt: skip
 
     def __init__(

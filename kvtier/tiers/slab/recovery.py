@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -100,13 +101,14 @@ def _consistent(
     """Which chunks lie inside the slab, in slots of the size that their extent has now."""
     extent, rest = np.divmod(chunks["offset"].astype(np.int64), header.extent_bytes)
     inside = extent < len(slot_bytes)
-    size = np.where(inside, slot_bytes[np.where(inside, extent, 0)], 0) if len(slot_bytes) else inside * 0
+    size = slot_bytes[np.where(inside, extent, 0)]
     own = chunks["slot_bytes"].astype(np.int64)
     parts = -(-chunks["stored_bytes"].astype(np.int64) // header.part_bytes)
-    fits = (own > 0) & (own == size) & (rest % np.maximum(own, 1) == 0)
+    fits: npt.NDArray[np.bool_] = inside & (own > 0) & (own == size) & (rest % np.maximum(own, 1) == 0)
     fits &= rest + own <= header.extent_bytes
     fits &= (chunks["stored_bytes"] <= own) & (chunks["payload_bytes"] <= chunks["stored_bytes"])
-    return inside & fits & (chunks["parts"] == parts)
+    fits &= chunks["parts"] == parts
+    return fits
 
 
 def _complete(
@@ -156,7 +158,7 @@ def _sums(
     order = np.argsort(extents, kind="stable")
     bounds = np.flatnonzero(np.diff(extents[order], prepend=-1, append=-1)).tolist()
     tables = {}
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in itertools.pairwise(bounds):
         group = order[start:end]
         extent = int(extents[group[0]])
         size = int(slot_bytes[extent])

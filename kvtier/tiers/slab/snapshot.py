@@ -46,4 +46,5 @@ def live_records(records: npt.NDArray[np.void], positions: npt.NDArray[np.int64]
     counts = np.array([records_for(parts) for parts in records["parts"][positions].tolist()], np.int64)
     starts = np.cumsum(counts) - counts
     within = np.arange(counts.sum()) - np.repeat(starts, counts)
-    return records[np.repeat(positions, counts) + within]
+    live: npt.NDArray[np.void] = records[np.repeat(positions, counts) + within]
+    return live
