@@ -82,6 +82,7 @@ void Runner::spawn(std::function<void()> body) {
   }
   try {
     std::thread([self = shared_from_this(), body = std::move(body)] {
+      ::pthread_setname_np(::pthread_self(), "kvtier-io");
       body();
       self->end_thread();
     }).detach();

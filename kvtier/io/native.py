@@ -60,7 +60,7 @@ class NativeEngine(IOEngine):
         self._running[batch.id] = batch
         try:
             self._core.submit(batch.id, batch.ops.view(np.uint8), batch.sums, batch.results)
-        except BaseException:
+        except Exception:
             del self._running[batch.id]
             raise
 
