@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,6 @@ if os.environ.get("KVTIER_NATIVE", "1") == "0":
     why_not = "switched off by KVTIER_NATIVE=0"
 else:
     try:
-        from kvtier import _core
-
-        core = _core
+        core = importlib.import_module("kvtier._core")
     except ImportError as error:
         why_not = f"not built or not loadable: {error}"

@@ -1,0 +1,29 @@
+"""The `kvtier` command."""
+
+from __future__ import annotations
+
+import sys
+
+from cyclopts import App
+from rich.console import Console
+
+from kvtier import __version__
+from kvtier.errors import KVTierError
+
+app = App(name="kvtier", version=__version__, help="Tiered KV-cache storage for LLM inference.")
+# Named by path: a command imports what it needs only when it runs.
+app.command("kvtier.cli.demo:demo", help="Store a real prompt's KV, restart, and restore it from disk.")
+app.command("kvtier.cli.doctor:doctor", help="Show what this machine offers, and how to get the rest.")
+app.command("kvtier.cli.inspect:inspect", help="Show what a store's files hold.")
+app.command("kvtier.cli.verify:verify", help="Read and check every chunk of a store.")
+
+
+def main() -> None:
+    """Run the command line; an error of kvtier is a sentence and exit code 2."""
+    try:
+        app()
+    except KVTierError as error:
+        Console(stderr=True).print(f"kvtier: {error}", style="red", highlight=False, markup=False)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
