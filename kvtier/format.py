@@ -154,11 +154,10 @@ def intact(data: memoryview, journal_id: int) -> npt.NDArray[np.bool_]:
     """Which of the joined records in `data`, numbered from 0, carry a valid check: shape (n,)."""
     digest = xxhash.xxh3_64_intdigest
     wanted = np.frombuffer(data, RECORD)["check"]
+    seeds = (np.arange(len(wanted), dtype=np.uint64) + np.uint64(journal_id)).tolist()
+    starts = range(8, len(data), RECORD_BYTES)
     found = np.fromiter(
-        (
-            digest(data[start + 8 : start + RECORD_BYTES], (journal_id + number) & (2**64 - 1))
-            for number, start in enumerate(range(0, len(data), RECORD_BYTES))
-        ),
+        (digest(data[i : i + RECORD_BYTES - 8], seed) for i, seed in zip(starts, seeds, strict=True)),
         np.uint64,
         len(wanted),
     )

@@ -87,7 +87,9 @@ class KeyTable:
         size = 1 << (max(places, 64) - 1).bit_length()
         mask = size - 1
         table = np.full(size, EMPTY, np.int32)
-        homes = np.fromiter((hash(self.key(row)) for row in rows.tolist()), np.int64, len(rows)) & mask
+        keys = bytes(self._keys)
+        starts = (rows.astype(np.int64) * KEY_BYTES).tolist()
+        homes = np.fromiter((hash(keys[i : i + KEY_BYTES]) for i in starts), np.int64, len(rows)) & mask
         while rows.size:
             vacant = table[homes] == EMPTY
             table[homes[vacant]] = rows[vacant]

@@ -63,7 +63,7 @@ def replay(data: bytes | memoryview, header: Header, extents: int) -> Recovered:
     live = _last_of(records["offset"][live], live)
     live = _last_of_key(records, live)
 
-    chunks = records[live].copy()
+    chunks = records[live]  # a copy, as fancy indexing makes
     in_use = np.zeros(extents, bool)
     in_use[(chunks["offset"] // header.extent_bytes).astype(np.int64)] = True
     slot_bytes[~in_use] = UNASSIGNED

@@ -94,7 +94,8 @@ class SlabTier(Tier):
         )
         self._sums = recovered.sums
         self._next_generation = recovered.next_generation
-        self._live_records = sum(map(records_for, recovered.chunks["parts"].tolist()))
+        counts = np.bincount(recovered.chunks["parts"])
+        self._live_records = sum(int(n) * records_for(parts) for parts, n in enumerate(counts))
         self._graves: list[int] = []  # generations whose tombstone is still to be written
         self.recovery = {
             "recovered": len(recovered.chunks),
