@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import errno
-import shutil
 from pathlib import Path  # noqa: TC003 (the command line is built from these hints)
 from typing import Literal
 
 from rich.console import Console
 
 from kvtier.cli._demo.model import DemoError
-from kvtier.errors import KVTierError
 
 
 def demo(
@@ -25,8 +23,8 @@ def demo(
 ) -> int:
     """Store the KV cache of a real prompt, restart, and restore it from disk instead of computing it.
 
-    Returns 0 if the restored bytes and the generated tokens are identical, 1 if not, 2 if the demo
-    could not run.
+    Returns 0 if the restored bytes and the generated tokens are identical, else 1. Raises a
+    KVTierError, which says what to do, if the demo cannot run.
 
     Parameters
     ----------
@@ -45,21 +43,13 @@ def demo(
     json
         File to write the figures to.
     """
-    console = Console()
     try:
         from kvtier.cli._demo.run import run
 
-        return run(console, model, text, tokens, dtype, path, engine, json)
+        return run(Console(), model, text, tokens, dtype, path, engine, json)
     except ImportError as error:
-        message = f"the demo needs {error.name}: pip install 'kvtier[demo]'"
-    except KVTierError as error:
-        message = str(error)
+        raise DemoError(f"the demo needs {error.name}: pip install 'kvtier[demo]'") from error
     except OSError as error:
-        message = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
-        if error.errno == errno.ENOSPC:
-            message += "; free some space, or give a --path on another disk"
-    Console(stderr=True, width=shutil.get_terminal_size().columns).print(message, style="red", markup=False)
-    return 2
-
-
-__all__ = ["DemoError", "demo"]
+        where = f" ({error.filename})" if error.filename else ""
+        hint = "; free some space, or give a --path on another disk" if error.errno == errno.ENOSPC else ""
+        raise DemoError(f"{error.strerror or error}{where}{hint}") from error

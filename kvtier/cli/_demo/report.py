@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -113,5 +114,5 @@ class Report:
             f"Restored KV bytes: {good if self.bytes_equal else bad}",
             f"Generated tokens: {good if self.tokens_equal else bad} ({len(self.disk.tokens)} each); "
             f"largest logit difference {self.logit_difference:.1e}",
-            f"[dim]Answer: {self.answer.strip()!r}[/]".replace("[/]'", "'"),
+            f"[dim]Answer: {escape(self.answer.strip())}[/]",
         ]

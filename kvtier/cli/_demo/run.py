@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from transformers import DynamicCache
 
+    from kvtier.config import EngineName
+
 
 def run(
     console: Console,
@@ -52,7 +54,7 @@ def run(
     tokens: int,
     dtype: str,
     path: Path | None,
-    engine: str,
+    engine: EngineName,
     json_file: Path | None,
 ) -> int:
     """`kvtier demo` without its error messages; see there. Returns 0, or 1 if anything differs."""

@@ -15,12 +15,13 @@ import torch
 import xxhash
 from transformers import DynamicCache
 
-import kvtier
+from kvtier import Store, StoreConfig
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from kvtier.config import EngineName
     from kvtier.integrations.hf import PrefixCache
 
 CHUNK_TOKENS = 256
@@ -39,7 +40,7 @@ class Job:
     store: str
     chunk_bytes: int
     chunks: int
-    engine: str
+    engine: EngineName
 
     def write(self) -> Path:
         """Save it as `job.json` in its folder."""
@@ -52,18 +53,19 @@ class Job:
         """What `write` saved."""
         return cls(**json.loads(file.read_text(encoding="utf-8")))
 
-    def open_store(self) -> kvtier.Store:
+    def open_store(self) -> Store:
         """The demo's store, with room for the prompt in both tiers and a little more."""
-        prompt = self.chunks * self.chunk_bytes
         window = max(64 << 20, 2 * self.chunk_bytes)
-        return kvtier.open(
-            self.store,
-            capacity=self.capacity,
-            dram=prompt + 2 * self.chunk_bytes,
-            chunk_bytes=self.chunk_bytes,
-            landing=window,
-            io_window=window,
-            engine=self.engine,
+        return Store(
+            StoreConfig(
+                path=Path(self.store),
+                capacity=self.capacity,
+                dram=(self.chunks + 2) * self.chunk_bytes,
+                chunk_bytes=self.chunk_bytes,
+                landing=window,
+                io_window=window,
+                engine=self.engine,
+            )
         )
 
     @property

@@ -72,13 +72,13 @@ def _check_attention(model: Any, config: Any) -> None:
         _refuse(
             model, f"has a sliding window of {window} tokens, so its cache drops old ones", "full attention"
         )
-    try:
-        layers = DynamicCache(config=config).layers
-    except KeyError as error:
-        _refuse(model, f"has layers of type {error}", "full attention in every layer")
-    kinds = sorted({type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer})
+    types = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if types:
+        _refuse(model, f"has layers of type {', '.join(sorted(types))}", "full attention in every layer")
+    layers = DynamicCache(config=config).layers
+    kinds = {type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer}
     if kinds:
-        _refuse(model, f"has cache layers of kind {', '.join(kinds)}", "full attention in every layer")
+        _refuse(model, f"caches in a {', '.join(sorted(kinds))}", "full attention in every layer")
     if len(layers) != config.num_hidden_layers:
         _refuse(
             model, f"has {config.num_hidden_layers} layers and caches {len(layers)}", "a cache in every layer"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from contextlib import closing
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from transformers import DynamicCache
 
@@ -15,11 +16,15 @@ from kvtier.integrations.hf.checks import check_cache, check_ids, check_mode, ch
 from kvtier.integrations.hf.tensors import Restored, gather
 from kvtier.integrations.hf.weights import weights_digest
 from kvtier.layout import KVLayout, Namespace
+from kvtier.types import Status
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from kvtier import BatchResult, ChunkKey, Lease, Store, Transfer
+    from kvtier.store.lease import Lease, Until
+    from kvtier.store.store import Store
+    from kvtier.store.transfer import Transfer
+    from kvtier.types import BatchResult, ChunkKey
 
 READ_AHEAD = 64 << 20
 """Bytes of chunks leased or being read at any time while a cache is restored."""
@@ -110,7 +115,7 @@ class PrefixCache:
         cache: DynamicCache,
         *,
         attention_mask: torch.Tensor | None = None,
-        until: Literal["dram", "disk"] = "dram",
+        until: Until = "dram",
     ) -> Transfer[BatchResult]:
         """Store all full chunks of `input_ids` whose KV `cache` holds.
 
@@ -129,11 +134,18 @@ class PrefixCache:
         for row, keys in enumerate(rows):
             for chunk, key in enumerate(keys[:held]):
                 places.setdefault(key, (row, chunk))
-        with self._store.reserve(list(places), self.layout.chunk_bytes) as reservation:
-            for (row, chunk), slot in zip(places.values(), reservation.views, strict=True):
-                if slot is not None:
-                    gather(cache, row, chunk, slot, self.layout)
-            return reservation.commit(until)
+        size = self.layout.chunk_bytes
+        with self._store.reserve(list(places), size) as reservation:
+            if not (reservation.result.status == Status.REFUSED).any():
+                for (row, chunk), slot in zip(places.values(), reservation.views, strict=True):
+                    if slot is not None:
+                        gather(cache, row, chunk, slot, self.layout)
+                return reservation.commit(until=until)
+        # More than DRAM has room for now: a put waits for it, but needs copies to wait with.
+        copies = [np.empty(size, np.uint8) for _ in places]
+        for (row, chunk), copy in zip(places.values(), copies, strict=True):
+            gather(cache, row, chunk, copy, self.layout)
+        return self._store.put(list(places), copies, until=until)
 
     def restore(
         self, input_ids: torch.Tensor, *, attention_mask: torch.Tensor | None = None
