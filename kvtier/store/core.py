@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import heapq
 import itertools
 import logging
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvtier.config import StoreConfig
-    from kvtier.io.base import IOEngine
+    from kvtier.io.base import Batch, IOEngine
     from kvtier.store.put import Put
     from kvtier.types import Reason, Status
 
@@ -54,6 +55,8 @@ class Core:
             self.dram = DramTier(config.dram, config.chunk_bytes)
             self.landing = DramTier(config.landing if self.disk else 0, config.chunk_bytes)
         except BaseException:
+            if self.engine is not None:
+                self.engine.close(1.0)
             if self.disk is not None:
                 self.disk.close()
             raise
@@ -77,6 +80,16 @@ class Core:
         """Give item `i` of a put its outcome, and count it. Called with the lock held."""
         put.close(i, status, reason, nbytes)
         self.counters.count_put(status, reason)
+
+    def submit(self, batch: Batch) -> None:
+        """Start a batch; if the engine cannot even take it, every operation of it has failed."""
+        assert self.engine is not None, "only a disk tier makes batches"
+        try:
+            self.engine.submit(batch)
+        except Exception:
+            _log.exception("the I/O engine refused a batch")
+            batch.results[:] = errno.EIO
+            batch.on_done(batch)
 
     def check_open(self) -> None:
         """Raise StoreClosed once the store closes, or in a forked child."""
@@ -122,6 +135,11 @@ class Core:
             _abandoned.append(self)
             return
         if self.disk is not None:
+            try:
+                self.disk.write_tombstones()
+                self.disk.sync()
+            except OSError as error:
+                _log.warning("cannot sync %s at close: %s", self.disk.path, error)
             self.disk.close()
 
     def _populate(self) -> None:
@@ -158,7 +176,8 @@ class Worker:
     def stop(self) -> None:
         """Run what was submitted, then end the thread."""
         self._calls.put(None)
-        self._thread.join()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:

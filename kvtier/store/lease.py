@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Self
 
-import numpy as np
-
-from kvtier.types import BatchResult, Reason, Status
+from kvtier.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
+    import numpy as np
     import numpy.typing as npt
 
     from kvtier.store.transfer import Transfer
+    from kvtier.types import BatchResult
 
 Until = Literal["dram", "disk"]
 
@@ -30,12 +30,14 @@ class Lease:
         result: BatchResult,
         views: Sequence[npt.NDArray[np.uint8] | None],
         release: Callable[[], None],
+        later: Callable[[Callable[[], None]], None],
     ) -> None:
         self.result = result
         """Per key HIT, or why there is no view of it."""
         self.views = views
         """Per key a read-only uint8 array of the payload, shape (nbytes,), or None."""
         self._release: Callable[[], None] | None = release
+        self._later = later
 
     def release(self) -> None:
         """Give the slots back. Idempotent."""
@@ -52,7 +54,9 @@ class Lease:
         self.release()
 
     def __del__(self) -> None:
-        self.release()
+        # The collector may run anywhere, even under the store's lock: leave it to another thread.
+        if self._release is not None:
+            self._later(self._release)
 
 
 class Reservation:
@@ -67,6 +71,7 @@ class Reservation:
         views: Sequence[npt.NDArray[np.uint8] | None],
         commit: Callable[[Until, float | None], Transfer[BatchResult]],
         abort: Callable[[], None],
+        later: Callable[[Callable[[], None]], None],
     ) -> None:
         self.result = result
         """Per key STORED where there is a view to fill, KNOWN or REFUSED where there is none."""
@@ -74,14 +79,13 @@ class Reservation:
         """Per key a writable uint8 array of shape (nbytes,), or None."""
         self._commit: Callable[[Until, float | None], Transfer[BatchResult]] | None = commit
         self._abort: Callable[[], None] | None = abort
+        self._later = later
 
     def commit(self, *, until: Until = "dram", timeout: float | None = None) -> Transfer[BatchResult]:
         """Publish the filled slots; resolves as `Store.put` does, per key of the reservation.
 
         Raises InvalidRequest if it was committed or aborted before, or for a wrong `until`.
         """
-        from kvtier.errors import InvalidRequest
-
         if self._commit is None:
             raise InvalidRequest("the reservation is over: reserve again to store more")
         transfer = self._commit(until, timeout)
@@ -104,11 +108,5 @@ class Reservation:
         self.abort()
 
     def __del__(self) -> None:
-        self.abort()
-
-
-def refused(count: int, reason: Reason) -> BatchResult:
-    """The outcome of a batch of which nothing was taken."""
-    return BatchResult(
-        np.full(count, Status.REFUSED, np.int8), np.full(count, reason, np.int8), np.zeros(count, np.int64)
-    )
+        if self._abort is not None:
+            self._later(self._abort)

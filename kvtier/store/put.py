@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from kvtier.errors import StoreClosed
 from kvtier.store.request import Request
 from kvtier.tiers.base import NO_ROW
 
@@ -82,6 +83,10 @@ class Flush:
         claimed = self.open == 0 and not self._claimed
         self._claimed = self._claimed or claimed
         return claimed
+
+    def give_up(self) -> None:
+        """Tell the caller that the store was closed first."""
+        self.transfer._fail(StoreClosed("the store was closed before the flush was done: open it again"))
 
 
 class WriteThrough:

@@ -66,7 +66,7 @@ class Reader:
 
         def make(read: LeaseRead) -> Lease:
             releases = read.releases
-            return Lease(read.result(), read.views, lambda: self._release(releases))
+            return Lease(read.result(), read.views, lambda: self._release(releases), self._core.copier.submit)
 
         self._start(LeaseRead(keys, transfer, make), None, timeout)
         return transfer
@@ -82,6 +82,14 @@ class Reader:
             self._close(waiting, Status.FAILED, Reason.CLOSED)
         self._finish(read for read, _ in waiting)
         self.pump()
+
+    def give_up(self) -> None:
+        """Tell all who wait for the device that the store is closed; what it holds stays its own."""
+        with self._core.lock:
+            open_items = [w for flight in self._flights.values() for w in flight.open_waiters()]
+            held = [(read, i) for read, i in open_items if i not in read.copying]
+            self._close(held, Status.FAILED, Reason.CLOSED)
+        self._finish(read for read, _ in held)
 
     def forget_after_fork(self) -> None:
         """In a forked child: start nothing any more."""
@@ -180,8 +188,7 @@ class Reader:
                     del self._flights[flight.key]
                     self._disk.index.unpin(flight.row)
         for plan, flights in batches:
-            assert self._core.engine is not None
-            self._core.engine.submit(plan.batch(self._on_done, (plan, flights)))
+            self._core.submit(plan.batch(self._on_done, (plan, flights)))
         self._finish(read for read, _ in refused)
 
     @property

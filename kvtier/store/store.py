@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 from kvtier.buffers import regions
@@ -148,7 +149,13 @@ class Store:
             put.slots[i][0].view(put.slots[i][1], nbytes) if i in put.slots else None
             for i in range(len(keys))
         ]
-        return Reservation(self._reservation_result(put), views, commit, lambda: self._writer.abort(put))
+        return Reservation(
+            self._reservation_result(put),
+            views,
+            commit,
+            partial(self._writer.abort, put),
+            self._core.copier.submit,
+        )
 
     def _reservation_result(self, put: Put) -> BatchResult:
         result = put.result()
@@ -309,6 +316,8 @@ def _close(core: Core, reader: Reader, writer: Writer) -> None:
     reader.fail_waiting()
     writer.stop(core.config.close_timeout)
     core.stop(max(0.1, end - time.monotonic()))
+    reader.give_up()
+    writer.writeback.give_up()
 
 
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()

@@ -32,13 +32,14 @@ class Writeback:
         self._finish = finish
         self._under_way: dict[bytes, WriteThrough] = {}
         self._waiting: deque[WriteThrough] = deque()
-        self._outstanding = 0
+        self._outstanding: set[WriteThrough] = set()
+        self._flushes: set[Flush] = set()
         self._window = 0  # bytes in the kernel, or on their way into the journal
         self._failed = 0  # since the last flush
 
     def is_idle(self) -> bool:
         """Whether no write will free a slot by itself. Called with the lock held."""
-        return self._outstanding == 0
+        return not self._outstanding
 
     def under_way(self, key: bytes) -> WriteThrough | None:
         """The write of this key, if it is not done. Called with the lock held."""
@@ -47,7 +48,7 @@ class Writeback:
 
     def add(self, write: WriteThrough) -> None:
         """Queue a write; `pump` starts it. Called with the lock held."""
-        self._outstanding += 1
+        self._outstanding.add(write)
         self._under_way[write.key] = write
         self._waiting.append(write)
 
@@ -56,12 +57,26 @@ class Writeback:
         for key in keys & self._under_way.keys():
             self._under_way[key].deleted = True
 
+    def give_up(self) -> None:
+        """Tell all who wait for the device that the store is closed; what it holds stays its own."""
+        with self._core.lock:
+            puts = {put: None for write in self._outstanding for put, _, _ in write.waiters}
+            for write in self._outstanding:
+                for put, i, _ in write.waiters:
+                    if put.is_open(i):
+                        self._core.close_put(put, i, Status.FAILED, Reason.CLOSED, 0)
+            flushes, self._flushes = self._flushes, set()
+        self._finish(puts)
+        for flush in flushes:
+            flush.give_up()
+
     def flush(self, flush: Flush) -> None:
         """Resolve `flush` when all writes under way have ended and the device has confirmed them."""
         with self._core.lock:
             for write in self._under_way.values():
                 write.flushes.append(flush)
             flush.open = len(self._under_way)
+            self._flushes.add(flush)
             ready = flush.claim()
         if ready:
             self._sync(flush)
@@ -124,8 +139,7 @@ class Writeback:
                 self._finish_writes(plan.nbytes, [], [(write, error.errno or errno.EIO) for write in writes])
             return
         for plan, writes in batches:
-            assert self._core.engine is not None
-            self._core.engine.submit(plan.batch(self._on_done, (plan, writes)))
+            self._core.submit(plan.batch(self._on_done, (plan, writes)))
 
     def _on_done(self, batch: Batch) -> None:
         """Journal what the device has taken: on a thread of the engine."""
@@ -186,7 +200,7 @@ class Writeback:
         self, write: WriteThrough, status: Status | None = None, reason: Reason = Reason.NONE
     ) -> None:
         """End a write: give those who wait `status`, or what each of them was promised."""
-        self._outstanding -= 1
+        self._outstanding.discard(write)
         if self._under_way.get(write.key) is write:
             del self._under_way[write.key]
         write.put_down()
@@ -218,4 +232,7 @@ class Writeback:
                 synced = False
         with self._core.lock:
             failed, self._failed = self._failed, 0
+            if flush not in self._flushes:
+                return
+            self._flushes.remove(flush)
         flush.transfer._finish(FlushResult(synced, failed))

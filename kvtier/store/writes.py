@@ -141,13 +141,17 @@ class Writer:
                 lambda: not (self._jobs or self._current) and self.writeback.is_idle(), timeout
             )
             self._stopping = True
-            left = [job for job in (*self._jobs, self._current) if isinstance(job, Put)]
+            puts = [job for job in (*self._jobs, self._current) if isinstance(job, Put)]
+            flushes = [job for job in self._jobs if isinstance(job, Flush)]
             self._jobs.clear()
-            for put in left:
+            for put in puts:
                 self._close_open(put, Status.FAILED, Reason.CLOSED)
             self._core.changed.notify_all()
-        self._finish(left)
-        self._thread.join(max(0.0, end - time.monotonic()))
+        self._finish(puts)
+        for flush in flushes:
+            flush.give_up()
+        if self._thread is not threading.current_thread():
+            self._thread.join(max(0.0, end - time.monotonic()))
 
     def _run(self) -> None:
         while True:
@@ -179,7 +183,8 @@ class Writer:
                         if not self._place(put, i):
                             if batch or self._wait_for_room(put):
                                 break
-                            self._close(put, i, Status.REFUSED, Reason.NO_SPACE)
+                            if put.is_open(i):
+                                self._close(put, i, Status.REFUSED, Reason.NO_SPACE)
                         else:
                             batch.append(i)
                             nbytes += put.lengths[i]
