@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -22,6 +23,8 @@ Buffers: TypeAlias = "Sequence[Buffer] | npt.NDArray[Any]"
 
 HUGE_PAGE = 2 << 20
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; mmap has no name for it yet
+_SLOW_HUGE_PAGE = 2e-3  # CPU seconds; where memory is at hand one takes 0.2 to 0.6 ms
+_libc = ctypes.CDLL(None)
 
 
 def regions(buffers: Buffers, *, name: str, writable: bool) -> tuple[list[int], list[int]]:
@@ -30,15 +33,11 @@ def regions(buffers: Buffers, *, name: str, writable: bool) -> tuple[list[int], 
     Raises InvalidRequest, naming `name` and the index, for anything that is not contiguous host
     memory of at least one byte, or not writable where it has to be.
     """
-    if (
-        isinstance(buffers, np.ndarray)
-        and buffers.ndim > 1
-        and len(buffers)
-        and buffers[0].flags.c_contiguous
-    ):
-        first, nbytes = _region(buffers[0], f"{name}[0]", writable)
+    if isinstance(buffers, np.ndarray) and len(buffers):
+        # Rows by arithmetic: iterating over an array of one axis gives scalars, which are copies.
+        first, nbytes = _region(buffers[0, ...], name, writable, 0)
         stride = buffers.strides[0]
-        if stride < nbytes:
+        if abs(stride) < nbytes and len(buffers) > 1:
             raise InvalidRequest(f"{name} has rows that overlap, needs a row of its own for each key")
         return [first + i * stride for i in range(len(buffers))], [nbytes] * len(buffers)
     addresses, lengths = [], []
@@ -108,7 +107,7 @@ def zero(address: int, nbytes: int) -> None:
 
 
 class Arena:
-    """One anonymous mapping, huge pages first, that a forked child does not inherit.
+    """One anonymous mapping that a forked child does not inherit, on huge pages where they are quick.
 
     `nbytes` is rounded up to whole 2 MiB. Views handed out keep the mapping alive.
     """
@@ -116,25 +115,38 @@ class Arena:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = -(-nbytes // HUGE_PAGE) * HUGE_PAGE
         # The mapping is one huge page longer, so that the slots can start on a huge page.
-        mapping = mmap.mmap(-1, self.nbytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-            try:
-                mapping.madvise(getattr(mmap, advice))
-            except (OSError, AttributeError):
-                continue  # only costs speed (huge pages) or a copy at fork
-        self._mapping = mapping
-        start: int = np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
-        self._skip = -start % HUGE_PAGE
-        self.address: int = start + self._skip
-        self._whole = np.frombuffer(mapping, np.uint8)[self._skip : self._skip + self.nbytes]
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        whole = np.frombuffer(mmap.mmap(-1, self.nbytes + HUGE_PAGE, flags=flags), np.uint8)
+        start: int = whole.__array_interface__["data"][0]
+        skip = -start % HUGE_PAGE
+        self.address: int = start + skip
+        self._whole = whole[skip : skip + self.nbytes]
+        self._advise(0, self.nbytes, mmap.MADV_DONTFORK)
+        self.huge = self._has_quick_huge_pages()
+        """Whether it asks for huge pages."""
+        if self.huge:
+            self._advise(0, self.nbytes, mmap.MADV_HUGEPAGE)
 
     def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Writable uint8 view of shape (nbytes,) at `offset`."""
         return self._whole[offset : offset + nbytes]
 
     def populate(self, offset: int, nbytes: int) -> None:
-        """Have the kernel back a range with memory now; its content stays as it is."""
-        try:
-            self._mapping.madvise(_MADV_POPULATE_WRITE, self._skip + offset, nbytes)
-        except OSError:
-            return  # an older kernel backs it at the first touch
+        """Have the kernel back a range with memory now, without the GIL; its content stays as it is."""
+        self._advise(offset, nbytes, _MADV_POPULATE_WRITE)
+
+    def _has_quick_huge_pages(self) -> bool:
+        """Try two. A virtual machine may have to get a huge page from its host at ten times the cost
+        of small ones, which it has at hand: too much for a cache that is to be read right after a start.
+        """
+        if self.nbytes < 4 * HUGE_PAGE:
+            return True
+        self._advise(0, 2 * HUGE_PAGE, mmap.MADV_HUGEPAGE)
+        before = time.thread_time()
+        self.populate(0, 2 * HUGE_PAGE)
+        return time.thread_time() - before < 2 * _SLOW_HUGE_PAGE
+
+    def _advise(self, offset: int, nbytes: int, advice: int) -> None:
+        # Not mmap.madvise, which keeps the GIL while the kernel clears memory. What an old kernel
+        # refuses costs only speed (pages come small, or at the first touch) or a copy at fork.
+        _libc.madvise(ctypes.c_void_p(self.address + offset), ctypes.c_size_t(nbytes), advice)

@@ -12,7 +12,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PAGE = 4096
 MAX_EXTENT_BYTES = 256 * MIB
 MIN_JOURNAL_BYTES = 64 * KIB
-MAX_PAYLOAD_BYTES = 4 * GIB - PAGE
+MAX_PAYLOAD_BYTES = 4 * GIB - 64 * KIB  # 65,535 of the smallest parts
 
 EngineName = Literal["auto", "uring", "threads"]
 OnIncompatible = Literal["error", "discard"]
@@ -64,7 +64,7 @@ class StoreConfig:
             self._at_least(name, 1)
         if self.chunk_bytes > MAX_PAYLOAD_BYTES:
             raise InvalidRequest(
-                f"chunk_bytes is {self.chunk_bytes}, but a payload holds at most 4 GiB - 4 KiB"
+                f"chunk_bytes is {self.chunk_bytes}, but a payload holds at most {MAX_PAYLOAD_BYTES}"
             )
         part = self.part_bytes
         if part & (part - 1) or not 64 * KIB <= part <= MIB:

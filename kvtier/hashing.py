@@ -38,13 +38,9 @@ def chunk_keys(
     Raises InvalidRequest for ids that are not integers from 0 to 2**32 - 1, for an array that is
     not one-dimensional, and for a namespace that is not 32 bytes.
     """
-    if not isinstance(namespace, bytes) or len(namespace) != KEY_BYTES:
-        got = f"{len(namespace)} bytes" if isinstance(namespace, bytes) else type(namespace).__name__
-        raise InvalidRequest(f"namespace is {got}, needs the 32 bytes of Namespace.digest()")
+    _check_namespace(namespace, extra)
     if isinstance(chunk_tokens, bool) or not isinstance(chunk_tokens, int) or chunk_tokens < 1:
         raise InvalidRequest(f"chunk_tokens is {chunk_tokens!r}, needs a whole number of at least 1")
-    if not isinstance(extra, bytes):
-        raise InvalidRequest(f"extra is {type(extra).__name__}, needs bytes")
     digest = _digest(algorithm)
     data = token_ids(tokens).tobytes()
     step = 4 * chunk_tokens
@@ -59,15 +55,29 @@ def chunk_keys(
 def derived_keys(hashes: Sequence[bytes], *, namespace: bytes, extra: bytes = b"") -> list[ChunkKey]:
     """Keys for an engine that brings its own block hashes: the digest of namespace, hash, extra.
 
-    The hashes must already be chained and be of one length.
+    The hashes must already be chained. Raises InvalidRequest unless all are bytes of one length, and
+    for a namespace that is not 32 bytes.
     """
+    _check_namespace(namespace, extra)
+    hashes = list(hashes)
+    for i, block_hash in enumerate(hashes):
+        if not isinstance(block_hash, bytes) or len(block_hash) != len(hashes[0]) or not block_hash:
+            raise InvalidRequest(f"hashes[{i}] is {block_hash!r}, needs bytes, of one length in all of them")
     return [ChunkKey(hashlib.sha256(namespace + block_hash + extra).digest()) for block_hash in hashes]
+
+
+def _check_namespace(namespace: bytes, extra: bytes) -> None:
+    if not isinstance(namespace, bytes) or len(namespace) != KEY_BYTES:
+        got = f"{len(namespace)} bytes" if isinstance(namespace, bytes) else type(namespace).__name__
+        raise InvalidRequest(f"namespace is {got}, needs the 32 bytes of Namespace.digest()")
+    if not isinstance(extra, bytes):
+        raise InvalidRequest(f"extra is {type(extra).__name__}, needs bytes")
 
 
 def token_ids(tokens: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint32]:
     """`tokens` as little-endian uint32, shape (t,). Raises InvalidRequest as `chunk_keys` does."""
     if not isinstance(tokens, np.ndarray):
-        tokens = _from_sequence(tokens)
+        tokens = _from_array_like(tokens) if hasattr(tokens, "__array__") else _from_sequence(tokens)
     if tokens.ndim != 1:
         raise InvalidRequest(f"tokens has shape {tokens.shape}, needs one dimension")
     if tokens.dtype == np.uint32:
@@ -82,9 +92,18 @@ def token_ids(tokens: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArr
     return tokens.astype("<u4")
 
 
+def _from_array_like(tokens: Any) -> npt.NDArray[Any]:
+    """A tensor's ids with its own shape and dtype, for `token_ids` to judge."""
+    try:
+        return np.asarray(tokens)
+    except (TypeError, RuntimeError) as error:
+        raise InvalidRequest(f"tokens is {type(tokens).__name__} that NumPy cannot read: {error}") from None
+
+
 def _from_sequence(tokens: Sequence[int]) -> npt.NDArray[Any]:
     """Exact integers only: NumPy would turn booleans and floats into ids without a word."""
     try:
+        tokens = list(tokens)
         if any(isinstance(token, bool) for token in tokens):
             raise TypeError
         ids = [operator.index(token) for token in tokens]

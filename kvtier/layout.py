@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from kvtier.errors import InvalidRequest
 from kvtier.hashing import Algorithm, chunk_keys
@@ -51,7 +51,7 @@ class KVLayout:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidRequest(f"{name} is {value!r}, needs a whole number of at least 1")
-        if self.planes not in (1, 2):
+        if isinstance(self.planes, bool) or not isinstance(self.planes, int) or self.planes not in (1, 2):
             raise InvalidRequest(f"planes is {self.planes!r}, needs 1 or 2")
         if self.dtype not in DTYPE_BYTES:
             raise InvalidRequest(f"dtype is {self.dtype!r}, needs one of {', '.join(DTYPE_BYTES)}")
@@ -103,6 +103,16 @@ class Namespace:
                 else type(self.weights).__name__
             )
             raise InvalidRequest(f"weights is {got}, needs a digest of 32 bytes")
+        for name in ("model", "order", "lora", "salt"):
+            if not isinstance(getattr(self, name), str):
+                raise InvalidRequest(f"{name} is {getattr(self, name)!r}, needs a string")
+        if self.algorithm not in get_args(Algorithm):
+            raise InvalidRequest(
+                f"algorithm is {self.algorithm!r}, needs one of {', '.join(get_args(Algorithm))}"
+            )
+        for name in ("tp_rank", "tp_size", "pp_rank", "pp_size"):
+            if type(getattr(self, name)) is not int:
+                raise InvalidRequest(f"{name} is {getattr(self, name)!r}, needs a whole number")
         for axis in ("tp", "pp"):
             rank, size = getattr(self, f"{axis}_rank"), getattr(self, f"{axis}_size")
             if not 0 <= rank < size:

@@ -34,13 +34,18 @@ def load(source: str | PathLike[str] | None, overrides: dict[str, Any]) -> Store
     for name in (*from_file, *overrides):
         if name not in FIELDS:
             raise InvalidRequest(_unknown(name, FIELDS))
+    return _validate({**from_file, **_from_environment(), **overrides})
+
+
+def _from_environment() -> dict[str, Any]:
     variables = {_PREFIX + name.upper(): name for name in FIELDS}
-    for variable in os.environ:
-        if variable.startswith(_PREFIX) and variable not in (*variables, *_SWITCHES):
-            raise InvalidRequest(_unknown(variable, tuple(variables)))
+    values: dict[str, Any] = {}
+    for variable, value in os.environ.items():
         if variable in variables:
-            from_file.pop(variables[variable], None)
-    return _validate({**from_file, **overrides})
+            values[variables[variable]] = value
+        elif variable.startswith(_PREFIX) and variable not in _SWITCHES:
+            raise InvalidRequest(_unknown(variable, tuple(variables)))
+    return values
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -59,12 +64,8 @@ def _unknown(name: str, known: tuple[str, ...]) -> str:
 
 
 def _validate(values: dict[str, Any]) -> StoreConfig:
-    """Parse `values`, and the environment for what they leave open, by the types of StoreConfig."""
+    """Parse `values` by the types of StoreConfig; sizes may be words like "64GiB"."""
     from pydantic import ByteSize, ValidationError, create_model
-    from pydantic_settings import BaseSettings, SettingsConfigDict
-
-    class Base(BaseSettings):
-        model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="forbid")
 
     hints = get_type_hints(StoreConfig)
     definitions: dict[str, Any] = {
@@ -72,7 +73,7 @@ def _validate(values: dict[str, Any]) -> StoreConfig:
         for field in fields(StoreConfig)
     }
     try:
-        model = create_model("Settings", __base__=Base, **definitions)(**values)
+        model = create_model("Settings", **definitions)(**values)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

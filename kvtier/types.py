@@ -72,4 +72,5 @@ class FlushResult:
     synced: bool
     """Whether the device confirmed that everything written before is durable."""
     failed: int
-    """Chunks accepted since the last flush whose write to disk failed; they may still be in DRAM."""
+    """Chunks taken in since the last flush that did not get to disk: no space, or a failing device.
+    They may still be in DRAM."""

@@ -250,6 +250,9 @@ class SlotCache:
                 self._evict(row)
             return True
         if victim == NO_ROW:
+            near = (ends[1] for other, ends in self._ends.items() if size < other <= size + size // 8)
+            victim = next((row for row in near if row != NO_ROW), NO_ROW)
+        if victim == NO_ROW:
             return False
         self._evict(victim)
         return True

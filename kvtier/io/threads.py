@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _Call: TypeAlias = "Callable[[int, list[memoryview], int], int]"
 _log = logging.getLogger(__name__)
+_NOTHING = -1  # stands for the operations of a batch that has none
 
 
 class ThreadEngine(IOEngine):
@@ -44,7 +45,11 @@ class ThreadEngine(IOEngine):
         """Queue every operation; see IOEngine.submit."""
         progress = _Progress(batch)
         with self._lock:
+            if self._closed:
+                raise RuntimeError("the engine is closed")
             self._running += 1
+        if not len(batch.ops):
+            self._queue.put((progress, _NOTHING))
         for i in range(len(batch.ops)):
             self._queue.put((progress, i))
 
@@ -66,7 +71,7 @@ class ThreadEngine(IOEngine):
         while (item := self._queue.get()) is not None:
             progress, i = item
             try:
-                result = _run(progress.batch, i)
+                result = _run(progress.batch, i) if i != _NOTHING else 0
             except OSError as error:
                 result = error.errno or errno.EIO
             except Exception:
@@ -95,6 +100,8 @@ class _Progress:
 
     def finish(self, i: int, result: int) -> bool:
         """Note a result; True for the last operation."""
+        if i == _NOTHING:
+            return True
         with self._lock:
             self.batch.results[i] = result
             self._open -= 1

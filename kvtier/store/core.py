@@ -6,6 +6,7 @@ import errno
 import heapq
 import itertools
 import logging
+import math
 import os
 import queue
 import threading
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 MAX_BATCH_BYTES = 16 << 20
 """Bytes per batch of reads or writes: copies of one overlap with the I/O of the next."""
-_POPULATE_STEP = 64 << 20
+_POPULATE_STEP = 4 << 20
 
 
 class Core:
@@ -66,8 +67,8 @@ class Core:
         """Whether no write will free a slot by itself; the writer's answer."""
         self.reads_are_idle: Callable[[], bool] = lambda: True
         """The same of reads."""
-        self.pump_reads: Callable[[], None] = lambda: None
-        """Starts reads that waited for a slot; the reader's."""
+        self.pumps: list[Callable[[], None]] = []
+        """What starts reads and writes that waited for a slot: the reader's and the writer's."""
         self.closed = False
         self.clock = Clock()
         self.copier = Worker("kvtier-copy")
@@ -80,6 +81,11 @@ class Core:
         """Give item `i` of a put its outcome, and count it. Called with the lock held."""
         put.close(i, status, reason, nbytes)
         self.counters.count_put(status, reason)
+
+    def pump(self) -> None:
+        """Start what a slot that became free lets start. Called without the lock."""
+        for pump in self.pumps:
+            pump()
 
     def submit(self, batch: Batch) -> None:
         """Start a batch; if the engine cannot even take it, every operation of it has failed."""
@@ -145,7 +151,7 @@ class Core:
     def _populate(self) -> None:
         """Back the arenas with memory, off everybody's path, and offer them for registered I/O."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        for tier in (self.landing, self.dram):
+        for tier in (self.dram, self.landing):
             arena = tier.arena
             size = arena.nbytes if tier.capacity else 0
             for offset in range(0, size, _POPULATE_STEP):
@@ -154,7 +160,8 @@ class Core:
                 step = min(_POPULATE_STEP, size - offset)
                 arena.populate(offset, step)
                 self.populated += step
-            if size and self.engine is not None and not self.stopping:
+            # Small pages would hold the ring up for longer than registering them saves.
+            if size and arena.huge and self.engine is not None and not self.stopping:
                 self.engine.register(arena.address, size)
 
 
@@ -200,7 +207,9 @@ class Clock:
         self._thread.start()
 
     def call_at(self, when: float, call: Callable[[], None]) -> None:
-        """Run `call`, which must be brief, at `when` in monotonic seconds."""
+        """Run `call`, which must be brief, at `when` in monotonic seconds; infinity is never."""
+        if when == math.inf:
+            return
         with self._changed:
             heapq.heappush(self._calls, (when, next(self._order), call))
             if self._calls[0][2] is call:
@@ -229,4 +238,5 @@ class Clock:
             del call
 
     def _wait(self) -> float:
-        return self._calls[0][0] - time.monotonic() if self._calls else threading.TIMEOUT_MAX
+        wait = self._calls[0][0] - time.monotonic() if self._calls else threading.TIMEOUT_MAX
+        return min(wait, threading.TIMEOUT_MAX)

@@ -25,7 +25,7 @@ class Put(Request):
 
     __slots__ = (
         "accepted", "copying", "deadline", "deleted", "disk_left", "dram_left", "lengths", "slots",
-        "sources", "until",
+        "sources", "until", "writing",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +49,7 @@ class Put(Request):
         self.dram_left = self.disk_left = (
             1.0  # share of a tier it may still take: a larger put keeps its head
         )
+        self.writing = 0  # items on their way to disk
         self.copying = False  # its source is being read now: the outcome waits for that
 
     def address(self, core: Core, i: int) -> int:

@@ -39,7 +39,8 @@ class Reader:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._flights: dict[bytes, Flight] = {}  # waiting or in the kernel
+        self._flights: dict[bytes, Flight] = {}  # to join: waiting or in the kernel
+        self._in_kernel: set[Flight] = set()
         self._waiting: deque[Flight] = deque()
         self._window = 0  # bytes in the kernel
         self._copying = 0  # slots that a copy holds
@@ -86,7 +87,7 @@ class Reader:
     def give_up(self) -> None:
         """Tell all who wait for the device that the store is closed; what it holds stays its own."""
         with self._core.lock:
-            open_items = [w for flight in self._flights.values() for w in flight.open_waiters()]
+            open_items = [w for flight in self._in_kernel for w in flight.open_waiters()]
             held = [(read, i) for read, i in open_items if i not in read.copying]
             self._close(held, Status.FAILED, Reason.CLOSED)
         self._finish(read for read, _ in held)
@@ -108,6 +109,7 @@ class Reader:
                 if (row := core.dram.find(key)) != NO_ROW:
                     core.dram.index.pin(row)
                     hits.append((i, row))
+                    read.dram_left -= core.dram.share(core.dram.index.nbytes[row])
                 elif not self._join(read, i, key):
                     self._close([(read, i)], Status.MISS, Reason.ABSENT)
             for tier in core.tiers:
@@ -138,7 +140,7 @@ class Reader:
     def _join(self, read: Read, i: int, key: bytes) -> bool:
         """Wait for the flight of this key, a new one if need be; False if it is not on disk."""
         flight = self._flights.get(key)
-        if flight is None:
+        if flight is None or self._disk.index.is_gone(flight.row):  # the old bytes of a deleted key
             disk = self._core.disk
             if disk is None or (row := disk.find(key)) == NO_ROW:
                 return False
@@ -164,10 +166,12 @@ class Reader:
             self._copying -= len(hits)
             self._core.changed.notify_all()
         self._finish([read])
-        self.pump()
+        self._core.pump()
 
     def pump(self) -> None:
         """Start as many waiting flights as the window and the free slots allow."""
+        if not self._waiting:
+            return
         batches: list[tuple[Plan, list[Flight]]] = []
         refused: list[tuple[Read, int]] = []
         with self._core.lock:
@@ -185,8 +189,7 @@ class Reader:
                 if waiters:
                     self._add(batches, flight)
                 else:
-                    del self._flights[flight.key]
-                    self._disk.index.unpin(flight.row)
+                    self._leave(flight)
         for plan, flights in batches:
             self._core.submit(plan.batch(self._on_done, (plan, flights)))
         self._finish(read for read, _ in refused)
@@ -221,6 +224,14 @@ class Reader:
         self._disk.plan_read(plan, flight.row, flight.address)
         flights.append(flight)
         self._window += page_up(flight.nbytes)
+        self._in_kernel.add(flight)
+
+    def _leave(self, flight: Flight) -> None:
+        """Nobody joins this flight any more, and its chunk on disk is free to go."""
+        if self._flights.get(flight.key) is flight:
+            del self._flights[flight.key]
+        self._in_kernel.discard(flight)
+        self._disk.index.unpin(flight.row)
 
     def _on_done(self, batch: Batch) -> None:
         """Settle a batch of flights: on a thread of the engine."""
@@ -232,9 +243,8 @@ class Reader:
             self._window -= plan.nbytes
             self._core.counters["disk.bytes_read"] += plan.nbytes
             for flight, outcome in zip(flights, outcomes, strict=True):
-                del self._flights[flight.key]
                 copies += self._reject(flight, outcome) if outcome else self._land(flight)
-                self._disk.index.unpin(flight.row)
+                self._leave(flight)
         away = [copy for copy in copies if copy[1].targets[copy[2]] != copy[0].address]
         copy_many(
             [flight.address for flight, _, _ in away],
@@ -251,10 +261,14 @@ class Reader:
                     flight.lender.lent -= 1
             self._copying -= len(flights)
             self._core.changed.notify_all()
-        reads = {read: None for flight in flights for read, _ in flight.waiters}
+            reads = {read: None for flight in flights for read, _ in flight.waiters}
+            for read in reads:
+                if read.is_done:  # batches ended in any order: the head is to outlive the tail
+                    for tier in self._core.tiers:
+                        tier.touch_prefix(read.keys)
         reads.update({flight.lender: None for flight in flights if flight.lender})
         self._finish(reads)
-        self.pump()
+        self._core.pump()
 
     def _reject(self, flight: Flight, outcome: int) -> list[tuple[Flight, Read, int]]:
         """A flight that brought no good bytes: forget the chunk, or keep it if the device may recover."""
@@ -308,7 +322,7 @@ class Reader:
                 release()
             releases.clear()
             self._core.changed.notify_all()
-        self.pump()
+        self._core.pump()
 
     def _expire(self, reference: weakref.ref[Read]) -> None:
         """Fail what is still open at the deadline; what the kernel holds stays its own until it is done."""

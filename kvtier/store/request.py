@@ -38,7 +38,7 @@ class Request:
     def __init__(self, keys: Sequence[bytes], transfer: Transfer[Any], owner: object) -> None:
         self.keys = keys
         self.transfer = transfer
-        self.owner = owner  # the caller's buffers, kept alive until the outcome
+        self.owner = owner  # the caller's buffers: kept alive while anything refers to this
         self.status = [_OPEN] * len(keys)
         self.reason = [0] * len(keys)
         self.nbytes = [0] * len(keys)
@@ -75,7 +75,6 @@ class Request:
 
     def resolve(self) -> None:
         """Hand the outcome to the caller. Called once, without the lock."""
-        self.owner = None
         self.transfer._finish(self.outcome())
 
     def outcome(self) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, get_args
@@ -23,7 +25,7 @@ from kvtier.tiers.base import NO_ROW
 from kvtier.types import KEY_BYTES, BatchResult, ChunkKey, FlushResult, Reason, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from os import PathLike
     from types import TracebackType
 
@@ -49,14 +51,16 @@ class Store:
         self._writer = Writer(self._core)
         self._core.reads_are_idle = self._reader.is_idle
         self._core.writes_are_idle = self._writer.writeback.is_idle
-        self._core.pump_reads = self._reader.pump
-        self._closing = threading.Lock()
-        self._finalizer = weakref.finalize(self, _close, self._core, self._reader, self._writer)
+        self._core.pumps = [self._reader.pump, self._writer.writeback.pump]
+        self._close = Closing(self._core, self._reader, self._writer)
+        # The collector may run anywhere, even under the store's lock: leave it to another thread.
+        self._finalizer = weakref.finalize(self, self._core.copier.submit, self._close.unless_begun)
+        self._finalizer.atexit = False
         _remember(self)
 
     def match(self, keys: Sequence[ChunkKey]) -> int:
         """Length of the longest prefix of `keys` that is stored. Memory only, no I/O."""
-        _check_keys(keys)
+        keys = _checked(keys)
         with self._core.lock:
             self._core.check_open()
             return self._match(keys)
@@ -78,7 +82,7 @@ class Store:
 
         Raises InvalidRequest for a wrong number, size or kind of targets.
         """
-        _check_keys(keys)
+        keys = _checked(keys)
         _check_count(keys, into, "into")
         addresses, lengths = regions(into, name="into", writable=True)
         if lend:
@@ -89,7 +93,7 @@ class Store:
                         f"are multiples of {ALIGNMENT} to be lent: align it, or call without lend"
                     )
         seconds = _check_timeout(timeout, self.config.get_timeout)
-        return self._reader.get(keys, addresses, lengths, into, timeout=seconds, lend=lend)
+        return self._reader.get(keys, addresses, lengths, _kept(into), timeout=seconds, lend=lend)
 
     def read(self, keys: Sequence[ChunkKey], *, timeout: float | None = None) -> Transfer[Lease]:
         """Lease read-only views of the chunks' slots in DRAM, reading them from disk first if need be.
@@ -97,7 +101,7 @@ class Store:
         The views belong to the store and are valid until `Lease.release`. If DRAM has no room for
         all of them, the head is leased and the tail is REFUSED with `no_space`.
         """
-        _check_keys(keys)
+        keys = _checked(keys)
         return self._reader.lease(keys, timeout=_check_timeout(timeout, self.config.get_timeout))
 
     def put(
@@ -116,13 +120,13 @@ class Store:
 
         Raises InvalidRequest for a wrong number, size or kind of sources, or `until`.
         """
-        _check_keys(keys)
+        keys = _checked(keys)
         _check_count(keys, source, "source")
         self._check_until(until)
         addresses, lengths = regions(source, name="source", writable=False)
         self._check_lengths(lengths, "source")
         seconds = _check_timeout(timeout, self.config.put_timeout)
-        return self._writer.put(keys, addresses, lengths, source, until=until, timeout=seconds)
+        return self._writer.put(keys, addresses, lengths, _kept(source), until=until, timeout=seconds)
 
     def reserve(self, keys: Sequence[ChunkKey], nbytes: int) -> Reservation:
         """Writable views of slots, one of `nbytes` for each of `keys` that is not stored yet.
@@ -130,7 +134,7 @@ class Store:
         Fill them, then `commit`; leaving the context without that gives them back. Takes what is
         free or can be evicted now, head first; the rest is REFUSED with `no_space`.
         """
-        _check_keys(keys)
+        keys = _checked(keys)
         if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 1:
             raise InvalidRequest(f"nbytes is {nbytes!r}, needs a whole number of at least 1")
         self._check_lengths([nbytes], "nbytes")
@@ -162,7 +166,7 @@ class Store:
         with self._core.lock:
             for i, key in enumerate(put.keys):
                 if i in put.slots:
-                    result.status[i], result.reason[i] = Status.MISS, Reason.ABSENT
+                    result.status[i] = Status.STORED
                 elif self._match([key]) or self._writer.writeback.under_way(key):
                     result.status[i] = Status.KNOWN
                 else:
@@ -172,7 +176,7 @@ class Store:
     @contextmanager
     def pin(self, keys: Sequence[ChunkKey]) -> Iterator[int]:
         """Keep the longest stored prefix of `keys` from eviction inside the block; yields its length."""
-        _check_keys(keys)
+        keys = _checked(keys)
         pinned = []
         with self._core.lock:
             self._core.check_open()
@@ -189,15 +193,14 @@ class Store:
                 for tier, row in reversed(pinned):
                     tier.index.unpin(row)
                 self._core.changed.notify_all()
-            self._reader.pump()
-            self._writer.writeback.pump()
+            self._core.pump()
 
     def delete(self, keys: Sequence[ChunkKey]) -> Transfer[int]:
         """Forget chunks in every tier, puts under way included; resolves to how many were stored.
 
         What was leased or is being read stays valid for those who have it.
         """
-        _check_keys(keys)
+        keys = _checked(keys)
         count = 0
         with self._core.lock:
             self._core.check_open()
@@ -211,7 +214,7 @@ class Store:
         transfer: Transfer[int] = Transfer()
         transfer._set_released()
         self._writer.bury(transfer, count)
-        self._reader.pump()
+        self._core.pump()
         return transfer
 
     def flush(self) -> Transfer[FlushResult]:
@@ -222,6 +225,7 @@ class Store:
         """Counters and gauges by name: requests by outcome and reason, and per tier its content."""
         core = self._core
         with core.lock:
+            core.check_open()
             numbers: dict[str, int | float | str] = dict(core.counters)
             for tier in core.tiers:
                 numbers.update({f"{tier.name}.{name}": value for name, value in tier.stats().items()})
@@ -235,8 +239,8 @@ class Store:
 
         What could not be finished comes out as FAILED with `closed`. Idempotent.
         """
-        with self._closing:
-            self._finalizer()
+        self._finalizer.detach()
+        self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -285,15 +289,26 @@ def open_store(source: str | PathLike[str] | None = None, **settings: Any) -> St
     return Store(load(source, settings))
 
 
-def _check_keys(keys: Sequence[bytes]) -> None:
+def _checked(keys: Sequence[ChunkKey]) -> tuple[ChunkKey, ...]:
+    """The keys, apart from the caller's container, which it may change while a transfer runs."""
+    if not isinstance(keys, Sequence) or isinstance(keys, bytes | bytearray | memoryview | str):
+        raise InvalidRequest(f"keys is {type(keys).__name__}, needs a sequence of {KEY_BYTES}-byte keys")
+    keys = tuple(keys)
     for i, key in enumerate(keys):
         if not isinstance(key, bytes) or len(key) != KEY_BYTES:
             got = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
             raise InvalidRequest(f"keys[{i}] is {got}, needs {KEY_BYTES} bytes: see kvtier.chunk_keys")
+    return keys
+
+
+def _kept(buffers: Buffers) -> object:
+    """What keeps the buffers alive, whatever becomes of a list that holds them."""
+    return tuple(buffers) if isinstance(buffers, Sequence) else buffers
 
 
 def _check_count(keys: Sequence[bytes], buffers: Buffers, name: str) -> None:
-    if isinstance(buffers, bytes | bytearray | memoryview) or not hasattr(buffers, "__len__"):
+    scalar = getattr(buffers, "ndim", 1) == 0
+    if scalar or isinstance(buffers, bytes | bytearray | memoryview) or not hasattr(buffers, "__len__"):
         raise InvalidRequest(f"{name} is {type(buffers).__name__}, needs a sequence with a buffer per key")
     if len(buffers) != len(keys):
         raise InvalidRequest(f"{name} has {len(buffers)} buffers, needs one for each of the {len(keys)} keys")
@@ -304,36 +319,70 @@ def _check_timeout(timeout: float | None, default: float) -> float:
         return default
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
         raise InvalidRequest(f"timeout is {timeout!r}, needs seconds above 0, or None for the default")
-    return min(float(timeout), threading.TIMEOUT_MAX)
+    return float(timeout)
 
 
-def _close(core: Core, reader: Reader, writer: Writer) -> None:
-    with core.lock:
-        if core.closed:
-            return
-        core.closed = True
-    end = time.monotonic() + core.config.close_timeout
-    reader.fail_waiting()
-    writer.stop(core.config.close_timeout)
-    core.stop(max(0.1, end - time.monotonic()))
-    reader.give_up()
-    writer.writeback.give_up()
+class Closing:
+    """Closes a store once, for whoever comes first: its owner, the collector, or the interpreter's end."""
+
+    def __init__(self, core: Core, reader: Reader, writer: Writer) -> None:
+        self._core = core
+        self._reader = reader
+        self._writer = writer
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        """Close, or wait for whoever is doing it."""
+        with self._lock:
+            self._close()
+
+    def unless_begun(self) -> None:
+        """Close if nobody has begun to: for the copier, whose end the others wait for."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._close()
+            finally:
+                self._lock.release()
+
+    def _close(self) -> None:
+        core = self._core
+        with core.lock:
+            if core.closed:
+                return
+            core.closed = True
+        timeout = min(core.config.close_timeout, threading.TIMEOUT_MAX)
+        end = time.monotonic() + timeout
+        self._reader.fail_waiting()
+        self._writer.stop(timeout)
+        core.stop(max(0.1, end - time.monotonic()))
+        self._reader.give_up()
+        self._writer.writeback.give_up()
+        _unfinished.discard(self)
 
 
 _open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_unfinished: set[Closing] = set()  # of stores that are open, or were dropped and are not closed yet
 _hooked = False
 
 
 def _remember(store: Store) -> None:
-    """Have forked children close their copy of the store; the parent's is untouched."""
+    """Have forked children close their copy of the store, and the interpreter's end close this one."""
     global _hooked
     _open_stores.add(store)
+    _unfinished.add(store._close)
     if not _hooked:
         os.register_at_fork(after_in_child=_close_in_child)
+        atexit.register(_close_at_exit)
         _hooked = True
 
 
+def _close_at_exit() -> None:
+    for close in list(_unfinished):
+        close()
+
+
 def _close_in_child() -> None:
+    _unfinished.clear()
     for store in list(_open_stores):
         store._finalizer.detach()
         store._core.forget_after_fork()

@@ -83,7 +83,7 @@ class Writeback:
 
     def pump(self) -> None:
         """Start as many waiting writes as the window and the free slots allow."""
-        if self._core.disk is None:
+        if not self._waiting:
             return
         batches: list[tuple[Plan, list[WriteThrough]]] = []
         refused: list[WriteThrough] = []
@@ -96,6 +96,7 @@ class Writeback:
                 self._waiting.popleft()
                 if reason:
                     status = Status.FAILED if reason is Reason.DELETED else Status.REFUSED
+                    self._failed += status is Status.REFUSED
                     self._settle(write, status, reason)
                     refused.append(write)
                 else:
@@ -146,13 +147,14 @@ class Writeback:
         plan, writes = batch.context
         self._disk.collect_sums(plan, batch, [write.slot for write in writes])
         written, failed = [], []
-        for write, outcome in zip(writes, plan.outcomes(batch), strict=True):
-            if outcome or write.deleted:
-                failed.append((write, outcome))
-            else:
-                written.append(write)
-        # Held until the chunks are in the index: a rewrite of the journal copies what is there.
+        # Held until the chunks are in the index: a rewrite of the journal copies what is there, and
+        # whoever deletes one of them meanwhile waits with its tombstone.
         with self._disk.journal.lock:
+            for write, outcome in zip(writes, plan.outcomes(batch), strict=True):
+                if outcome or write.deleted:
+                    failed.append((write, outcome))
+                else:
+                    written.append(write)
             if written:
                 try:
                     self._disk.journal_puts([write.slot for write in written])
@@ -163,8 +165,7 @@ class Writeback:
                     with self._core.lock:
                         self._core.counters["disk.journal_failures"] += 1
             self._finish_writes(plan.nbytes, written, failed)
-        self.pump()
-        self._core.pump_reads()
+        self._core.pump()
 
     def _finish_writes(
         self, nbytes: int, written: list[WriteThrough], failed: list[tuple[WriteThrough, int]]
@@ -205,6 +206,9 @@ class Writeback:
             del self._under_way[write.key]
         write.put_down()
         for put, i, promised in write.waiters:
+            put.writing -= promised is Status.STORED  # KNOWN waits for a write of another put
+            if put.writing == 0:  # batches ended in any order: the head is to outlive the tail
+                self._disk.touch_prefix(put.keys)
             if put.is_open(i):
                 outcome = promised if status is None else status
                 stored = write.nbytes if outcome is Status.STORED else 0

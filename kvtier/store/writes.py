@@ -90,9 +90,11 @@ class Writer:
         with self._core.lock:
             self._core.check_open()
             for i, key in enumerate(put.keys):
-                known = self.writeback.under_way(key) or any(t.find(key) != NO_ROW for t in self._core.tiers)
-                if not known and not self._place(put, i, pass_through=not dram.capacity):
+                if self.writeback.under_way(key) or dram.find(key) != NO_ROW or self._is_sound_on_disk(key):
+                    continue
+                if not self._place(put, i, pass_through=not dram.capacity):
                     break
+                put.address(self._core, i)  # clears what is behind the payload
 
     def abort(self, put: Put) -> None:
         """Give back what a reservation holds."""
@@ -101,7 +103,7 @@ class Writer:
                 tier.release(offset)
             put.slots.clear()
             self._core.changed.notify_all()
-        self._core.pump_reads()
+        self._core.pump()
 
     def flush(self) -> Transfer[FlushResult]:
         """Queue a flush: it covers what was queued before it."""
@@ -174,12 +176,16 @@ class Writer:
     def _copy_in(self, put: Put) -> None:
         """Take a put's payloads over, a batch at a time, and let go of its source."""
         i = 0
+        with self._core.lock:
+            self._touch(put)  # what is known already must not make room for the rest
         while i < put.accepted:
             batch: list[int] = []
             nbytes = 0
             with self._core.lock:
                 while i < put.accepted and nbytes < MAX_BATCH_BYTES:
-                    if put.is_open(i) and not self._settle_known(put, i):
+                    if put.is_open(i) and self._settle_known(put, i):
+                        self._charge(put, i)
+                    elif put.is_open(i):
                         if not self._place(put, i):
                             if batch or self._wait_for_room(put):
                                 break
@@ -200,6 +206,7 @@ class Writer:
                 for j in batch:
                     self._publish(put, j)
             self.writeback.pump()
+        put.owner = None
         put.transfer._set_copied()
         self._after_publishing(put)
 
@@ -211,7 +218,7 @@ class Writer:
             return True
         write = self.writeback.under_way(key)
         row = core.dram.find(key)
-        on_disk = core.disk is not None and self._is_sound_on_disk(key)
+        on_disk = self._is_sound_on_disk(key)
         if write is None and row == NO_ROW and not on_disk:
             return False
         if put.until == "dram" or core.disk is None or (on_disk and write is None):
@@ -223,12 +230,18 @@ class Writer:
             self._write_through(put, i, core.dram, core.dram.index.offset[row], row, Status.STORED)
         return True
 
+    def _charge(self, put: Put, i: int) -> None:
+        """Count a known chunk against the put's share of the tiers that hold it."""
+        core, key = self._core, put.keys[i]
+        if core.dram.find(key) != NO_ROW:
+            put.dram_left -= core.dram.share(put.lengths[i])
+        if core.disk is not None and core.disk.find(key) != NO_ROW:
+            put.disk_left -= core.disk.share(put.lengths[i])
+
     def _is_sound_on_disk(self, key: bytes) -> bool:
         """Whether the disk has the chunk. One that it failed to read is dropped, to be put again."""
         disk = self._core.disk
-        assert disk is not None
-        row = disk.find(key)
-        if row == NO_ROW:
+        if disk is None or (row := disk.find(key)) == NO_ROW:
             return False
         if disk.index.suspect(row):
             disk.discard(row)
@@ -252,7 +265,8 @@ class Writer:
         core = self._core
         if self.writeback.is_idle() and core.reads_are_idle():
             return False
-        return not self._stopping and core.changed.wait(put.deadline - time.monotonic())
+        left = min(put.deadline - time.monotonic(), threading.TIMEOUT_MAX)
+        return not self._stopping and core.changed.wait(left)
 
     def _publish(self, put: Put, i: int) -> None:
         """Make a filled slot a chunk of the cache, and start its way to disk."""
@@ -285,12 +299,16 @@ class Writer:
         share = self._core.disk.share(put.lengths[i])
         write.fits = put.disk_left >= share
         put.disk_left -= share
+        put.writing += 1
         self.writeback.add(write)
+
+    def _touch(self, put: Put) -> None:
+        for tier in self._core.tiers:
+            tier.touch_prefix(put.keys)
 
     def _after_publishing(self, put: Put) -> None:
         with self._core.lock:
-            for tier in self._core.tiers:
-                tier.touch_prefix(put.keys)
+            self._touch(put)
             self._core.changed.notify_all()
         self._finish([put])
         self.writeback.pump()

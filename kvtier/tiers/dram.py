@@ -33,6 +33,10 @@ class DramTier(Tier):
         slots = self.index.slots
         return slots.extents * slots.extent_bytes
 
+    def stats(self) -> dict[str, int | float | str]:
+        """Gauges of the tier; see Tier.stats."""
+        return {**super().stats(), "huge_pages": self.arena.huge}
+
     @property
     def largest_payload(self) -> int:
         """Bytes of the largest chunk that fits; 0 for a tier without room."""

@@ -78,24 +78,28 @@ class Report:
 
     def show(self, console: Console) -> None:
         """Print the table and what it means."""
-        table = Table(title=f"\n{self.model}, {self.dtype}, {self.threads} threads", title_justify="left")
-        table.add_column("time to first token")
+        title = f"\n{self.model}, {self.dtype}, {self.threads} threads: {self.prompt_tokens} tokens"
+        table = Table(title=title, title_justify="left")
+        table.add_column("first token after")
         for name in ("open store", "restore", "compute", "total", "speed-up"):
             table.add_column(name, justify="right")
         for name, way in (
-            (f"compute {self.prompt_tokens} tokens", self.recompute),
-            (f"restore {self.dram.restored} from DRAM", self.dram),
-            (f"restore {self.disk.restored} from disk, new process", self.disk),
+            ("prefill", self.recompute),
+            ("DRAM", self.dram),
+            ("disk, new process", self.disk),
         ):
-            parts = [f"{seconds * 1e3:,.0f} ms" if seconds else "-" for seconds in (way.open, way.restore)]
+            opened = f"{way.open * 1e3:,.0f} ms" if way is self.disk else "-"
+            restored = f"{way.restore * 1e3:,.0f} ms" if way.restored else "-"
             factor = f"{self.recompute.ttft / way.ttft:.1f}x"
-            table.add_row(name, *parts, f"{way.compute * 1e3:,.0f} ms", f"{way.ttft * 1e3:,.0f} ms", factor)
+            table.add_row(
+                name, opened, restored, f"{way.compute * 1e3:,.0f} ms", f"{way.ttft * 1e3:,.0f} ms", factor
+            )
         console.print(table)
         for line in self._lines():
             console.print(line, highlight=False, soft_wrap=True)
 
     def _lines(self) -> list[str]:
-        mega, token_bytes = self.kv_bytes / 1e6, self.kv_bytes // (self.prompt_tokens // self.chunk_tokens)
+        mega, chunk = self.kv_bytes / 1e6, self.kv_bytes // (self.prompt_tokens // self.chunk_tokens)
         stored = self.stats.get("disk.bytes_read") or 0
         direct = {True: ", O_DIRECT", False: ", through the page cache"}.get(
             self.stats.get("disk.direct"),  # type: ignore[arg-type]
@@ -106,12 +110,12 @@ class Report:
         )
         good, bad = "[green]identical[/]", "[red]DIFFERENT[/]"
         return [
-            f"KV: {mega:.1f} MB in chunks of {self.chunk_tokens} tokens ({token_bytes / 1e6:.1f} MB), "
+            f"KV: {mega:.1f} MB in chunks of {self.chunk_tokens} tokens ({chunk / 1e6:.1f} MB), "
             f"stored and synced in {self.save_seconds:.2f} s",
             f"Model load, weights digest included and in no figure above: {self.load_seconds:.2f} s",
             f"Disk reads of the new process: {self.device_bytes / 1e6:.1f} MB by the kernel's count, "
             f"{stored / 1e6:.1f} MB by the store's ({self.stats.get('engine')}{direct}); {cold}",
-            f"Restored KV bytes: {good if self.bytes_equal else bad}",
+            f"Restored KV bytes of {self.disk.restored} tokens: {good if self.bytes_equal else bad}",
             f"Generated tokens: {good if self.tokens_equal else bad} ({len(self.disk.tokens)} each); "
             f"largest logit difference {self.logit_difference:.1e}",
             f"[dim]Answer: {escape(self.answer.strip())}[/]",

@@ -178,7 +178,7 @@ class Demo:
             logit_difference=max(differences),
             device_bytes=result["device_bytes"],
             stats=result["stats"],
-            answer=self._tokenizer.decode(recompute.tokens),
+            answer=self._tokenizer.decode(recompute.tokens, skip_special_tokens=True),
         )
 
     def _new_process(self) -> tuple[Start, dict[str, Any]]:

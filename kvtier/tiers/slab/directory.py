@@ -43,8 +43,12 @@ def lock_directory(path: Path) -> int:
             f"the store directory {path} is in use by process {owner}: close that store first, "
             "or give each process a directory of its own"
         ) from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        os.close(fd)
+        raise TierUnavailable(f"cannot write {path / LOCK}: {error.strerror}") from error
     return fd
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -35,6 +36,8 @@ class Journal:
         self.records = records
         """Records in the file, dead ones included."""
         self._path = path
+        self._torn = False  # there may be bytes behind the last record
+        self._renamed = False  # its name may not be durable yet
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
     @property
@@ -49,14 +52,18 @@ class Journal:
     def append(self, records: npt.NDArray[np.void]) -> None:
         """Write records behind the last one. They survive the process, not yet a power cut.
 
-        Raises OSError, and then the file is as it was.
+        Raises OSError, and then none of them counts.
         """
+        if self._torn:
+            self._cut()
         data = memoryview(seal(records, self.header.journal_id, self.records))
         try:
             while data:
                 data = data[os.write(self._fd, data) :]
         except OSError:
-            os.ftruncate(self._fd, self.nbytes)
+            self._torn = True
+            with contextlib.suppress(OSError):
+                self._cut()
             raise
         self.records += len(records)
 
@@ -65,10 +72,19 @@ class Journal:
         fd, header = create(self._path, self.header.for_journal(next_generation), live)
         os.close(self._fd)
         self._fd, self.header, self.records = fd, header, len(live)
+        self._torn, self._renamed = False, True
 
     def sync(self) -> None:
         """Have the device confirm all that was appended. Raises OSError."""
         os.fdatasync(self._fd)
+        if self._renamed:
+            sync_directory(self._path.parent)
+            self._renamed = False
+
+    def _cut(self) -> None:
+        """Remove what an append that failed left behind the last record."""
+        os.ftruncate(self._fd, self.nbytes)
+        self._torn = False
 
     def close(self) -> None:
         """Close the file."""
@@ -76,9 +92,9 @@ class Journal:
 
 
 def create(path: Path, header: Header, records: npt.NDArray[np.void]) -> tuple[int, Header]:
-    """Put a journal in place of `path` in one step, durably. Returns its descriptor and header.
+    """Put a journal, its content durable, in place of `path`. Returns its descriptor and header.
 
-    Raises OSError, and then `path` is as it was.
+    The new name is durable once the directory is synced. Raises OSError, and then `path` is as it was.
     """
     temporary = path.with_name(path.name + ".new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -88,7 +104,6 @@ def create(path: Path, header: Header, records: npt.NDArray[np.void]) -> tuple[i
             _write_all(fd, seal(records[first : first + _CHUNK_RECORDS], header.journal_id, first))
         os.fsync(fd)
         os.rename(temporary, path)
-        sync_directory(path.parent)
     except OSError:
         os.close(fd)
         temporary.unlink(missing_ok=True)

@@ -59,16 +59,17 @@ def open_files(path: Path, config: StoreConfig) -> tuple[Header, Files, Recovere
     header = _settle(found, config)
     extents = extent_area(header.capacity, header.chunk_bytes) // header.extent_bytes
     check_free_space(path, header.capacity)
+    (path / _TEMPORARY).unlink(missing_ok=True)
 
     data = (path / JOURNAL).read_bytes() if found.journal else header.for_journal(1).encode()
     recovered = replay(data, found.journal or header, extents)
     journal_header = found.journal
     if found.journal is None or _is_stale(data, found.journal, header, recovered):
-        (path / _TEMPORARY).unlink(missing_ok=True)
         records = np.frombuffer(data, RECORD, count=len(data) // RECORD_BYTES - 1, offset=RECORD_BYTES)
         kept = live_records(records, recovered.positions)
         fd, journal_header = create(path / JOURNAL, header.for_journal(recovered.next_generation), kept)
         os.close(fd)
+        sync_directory(path)
         recovered.records = len(kept)
     assert journal_header is not None
     if found.slab != header:

@@ -79,9 +79,9 @@ def replay(data: bytes | memoryview, header: Header, extents: int) -> Recovered:
     )
 
 
-def sums_table(slot_bytes: int, extent_bytes: int, part_bytes: int) -> npt.NDArray[np.uint64]:
-    """Room for the checksums of one extent: shape (slots, parts per slot)."""
-    return np.zeros((extent_bytes // slot_bytes, -(-slot_bytes // part_bytes)), np.uint64)
+def sums_shape(slot_bytes: int, extent_bytes: int, part_bytes: int) -> tuple[int, int]:
+    """Shape of the table of one extent's checksums: (slots, parts per slot)."""
+    return extent_bytes // slot_bytes, -(-slot_bytes // part_bytes)
 
 
 def _slot_sizes(
@@ -162,7 +162,7 @@ def _sums(
         group = order[start:end]
         extent = int(extents[group[0]])
         size = int(slot_bytes[extent])
-        table = sums_table(size, header.extent_bytes, header.part_bytes)
+        table = np.zeros(sums_shape(size, header.extent_bytes, header.part_bytes), np.uint64)
         slots = rest[group] // size
         parts = table.shape[1]
         for first in range(0, parts, SUMS_PER_RECORD):

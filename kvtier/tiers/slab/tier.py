@@ -20,7 +20,7 @@ from kvtier.tiers.base import Tier
 from kvtier.tiers.slab import directory
 from kvtier.tiers.slab.journal import Journal
 from kvtier.tiers.slab.opening import open_files
-from kvtier.tiers.slab.recovery import Recovered, sums_table
+from kvtier.tiers.slab.recovery import Recovered, sums_shape
 from kvtier.tiers.slab.snapshot import snapshot
 
 if TYPE_CHECKING:
@@ -62,23 +62,22 @@ class SlabTier(Tier):
         assert config.path is not None
         self.path = Path(config.path)
         self._lock = lock
-        self._lock_fd = directory.lock_directory(self.path)
-        try:
-            self._header, self._file, recovered = open_files(self.path, config)
-            self.journal = Journal(
-                self.path / directory.JOURNAL,
-                self._file.journal_header,
-                journal_limit(self._header.capacity, self._header.chunk_bytes),
-                recovered.records,
-            )
-        except OSError as error:
-            os.close(self._lock_fd)
-            raise TierUnavailable(
-                f"cannot open the store in {self.path}: {error.strerror or error}"
-            ) from error
-        except Exception:
-            os.close(self._lock_fd)
-            raise
+        with contextlib.ExitStack() as undo:
+            self._lock_fd = directory.lock_directory(self.path)
+            undo.callback(os.close, self._lock_fd)
+            try:
+                self._header, self._file, recovered = open_files(self.path, config)
+                undo.callback(os.close, self._file.fd)
+                self.journal = Journal(
+                    self.path / directory.JOURNAL,
+                    self._file.journal_header,
+                    journal_limit(self._header.capacity, self._header.chunk_bytes),
+                    recovered.records,
+                )
+            except OSError as error:
+                reason = error.strerror or error
+                raise TierUnavailable(f"cannot open the store in {self.path}: {reason}") from error
+            undo.pop_all()
         self._load(recovered)
 
     def _load(self, recovered: Recovered) -> None:
@@ -94,8 +93,11 @@ class SlabTier(Tier):
         )
         self._sums = recovered.sums
         self._next_generation = recovered.next_generation
-        counts = np.bincount(recovered.chunks["parts"])
-        self._live_records = sum(int(n) * records_for(parts) for parts, n in enumerate(counts))
+        # Records that live chunks take, and reserved slots will: counted by slot size, the most it can be.
+        sizes, counts = np.unique(recovered.chunks["slot_bytes"], return_counts=True)
+        self._live_records = sum(
+            self._records(int(size)) * int(n) for size, n in zip(sizes, counts, strict=True)
+        )
         self._graves: list[int] = []  # generations whose tombstone is still to be written
         self.recovery = {
             "recovered": len(recovered.chunks),
@@ -115,11 +117,19 @@ class SlabTier(Tier):
         """
         if nbytes > self.largest_payload:
             return None
-        records = records_for(self._parts(nbytes))
+        records = self._records(self.index.slots.size_for(nbytes))
         while self._live_records + records > self.journal.max_live:
             if not self.index.evict_oldest():
                 return None
-        return self.index.reserve(nbytes)
+        offset = self.index.reserve(nbytes)
+        if offset is not None:
+            self._live_records += self._records(self.index.slots.size_at(offset))
+        return offset
+
+    def release(self, offset: int) -> None:
+        """Give back a reserved slot."""
+        self._live_records -= self._records(self.index.slots.size_at(offset))
+        self.index.release(offset)
 
     def discard(self, row: int) -> None:
         """Forget a chunk at once, and bury it."""
@@ -134,7 +144,7 @@ class SlabTier(Tier):
 
     def abandon(self, write: Write) -> None:
         """Give back the slot of a write that will not be committed."""
-        self.index.release(write.offset)
+        self.release(write.offset)
 
     def plan(self) -> Plan:
         """An empty plan for this slab's file."""
@@ -213,19 +223,18 @@ class SlabTier(Tier):
         """Enter a journalled chunk into the index, pinned once. Returns its row."""
         extent, rest = divmod(write.offset, self._header.extent_bytes)
         size = self.index.slots.size_at(write.offset)
+        shape = sums_shape(size, self._header.extent_bytes, self._header.part_bytes)
         table = self._sums.get(extent)
-        if table is None or len(table) != self._header.extent_bytes // size:
-            table = sums_table(size, self._header.extent_bytes, self._header.part_bytes)
-            self._sums[extent] = table
+        if table is None or table.shape != shape:
+            table = self._sums[extent] = np.zeros(shape, np.uint64)
         sums = _known(write.sums)
         table[rest // size, : len(sums)] = sums
-        self._live_records += records_for(len(sums))
         return self.index.insert(write.key, write.offset, write.payload_bytes, write.generation)
 
     def bury_unborn(self, write: Write) -> None:
         """Give back the slot of a journalled write that must not be found: it was deleted meanwhile."""
         self._graves.append(write.generation)
-        self.index.release(write.offset)
+        self.release(write.offset)
 
     def sync(self) -> None:
         """Have the device confirm payloads and journal. Raises OSError."""
@@ -258,11 +267,12 @@ class SlabTier(Tier):
             "extent_bytes": self._header.extent_bytes,
         }
 
-    def _parts(self, nbytes: int) -> int:
-        return -(-page_up(nbytes) // self._header.part_bytes)
+    def _records(self, slot_bytes: int) -> int:
+        """Records that a chunk in a slot of this size takes at most."""
+        return records_for(-(-slot_bytes // self._header.part_bytes))
 
     def _bury(self, row: int) -> None:
-        self._live_records -= records_for(self._parts(self.index.nbytes[row]))
+        self._live_records -= self._records(self.index.slots.size_at(self.index.offset[row]))
         self._graves.append(self.index.generation[row])
 
     def _append(self, records: npt.NDArray[np.void]) -> None:

@@ -1,0 +1,184 @@
+"""Settings from a file, the environment and keywords."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtier.config import FIELDS, GIB, KIB, MIB
+from kvtier.errors import InvalidRequest
+from kvtier.settings import load
+
+
+def toml(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "kvtier.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("given", "nbytes"),
+    [
+        (64 * MIB, 64 * MIB),
+        ("67108864", 64 * MIB),
+        ("64MiB", 64 * MIB),
+        ("64 MiB", 64 * MIB),
+        ("64mib", 64 * MIB),
+        ("1.5GiB", 3 * GIB // 2),
+        ("2GB", 2_000_000_000),
+        ("0.25TiB", 256 * GIB),
+        ("65536KiB", 64 * MIB),
+    ],
+)
+def test_sizes_are_bytes_or_have_a_unit(given: int | str, nbytes: int) -> None:
+    assert load(None, {"dram": given}).dram == nbytes
+
+
+@pytest.mark.parametrize("name", ["capacity", "dram", "landing", "chunk_bytes", "part_bytes", "io_window"])
+def test_every_size_may_have_a_unit(name: str) -> None:
+    small = {"chunk_bytes": "64KiB", "part_bytes": "64KiB"}
+    config = load(None, {**small, name: "128KiB"})
+    assert getattr(config, name) == 128 * KIB
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dram", "lots"),
+        ("dram", "-1GiB"),
+        ("dram", -5),
+        ("dram", "64XiB"),
+        ("dram", None),
+        ("dram", ""),
+        ("io_threads", "many"),
+        ("io_threads", 4.5),
+        ("engine", "urin"),
+        ("get_timeout", "soon"),
+        ("on_incompatible", "ignore"),
+        ("path", 7),
+    ],
+)
+def test_what_does_not_parse_is_refused_by_name_with_what_it_got(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        load(None, {name: value})
+    assert name in str(caught.value)
+    assert repr(value) in str(caught.value)
+
+
+def test_a_parsed_value_out_of_range_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="part_bytes is 98304, needs a power of two"):
+        load(None, {"part_bytes": "96KiB"})
+
+
+def test_a_directory_is_the_path() -> None:
+    assert load("/cache", {}).path == Path("/cache")
+    assert load(Path("/cache"), {"capacity": "1GiB"}).capacity == GIB
+    assert load(None, {}).path is None
+
+
+def test_a_file_is_toml(tmp_path: Path) -> None:
+    path = toml(tmp_path, 'path = "/cache"\ncapacity = "2GiB"\nio_threads = 3\nget_timeout = 1.5\n')
+    config = load(str(path), {})
+    assert (config.path, config.capacity) == (Path("/cache"), 2 * GIB)
+    assert (config.io_threads, config.get_timeout) == (3, 1.5)
+    assert config.engine == "auto"
+
+
+def test_keywords_come_before_the_environment_and_that_before_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = toml(tmp_path, 'dram = "64MiB"\nlanding = "65MiB"\nio_window = "66MiB"\n')
+    monkeypatch.setenv("KVTIER_DRAM", "128MiB")
+    monkeypatch.setenv("KVTIER_LANDING", "129MiB")
+    config = load(path, {"dram": "256MiB"})
+    assert config.dram == 256 * MIB
+    assert config.landing == 129 * MIB
+    assert config.io_window == 66 * MIB
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_setting_has_a_variable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        "path": ("/cache", Path("/cache")),
+        "engine": ("threads", "threads"),
+        "on_incompatible": ("discard", "discard"),
+        "part_bytes": ("128KiB", 128 * KIB),
+        "get_timeout": ("2.5", 2.5),
+        "put_timeout": ("2.5", 2.5),
+        "close_timeout": ("2.5", 2.5),
+        "io_threads": ("7", 7),
+        "io_depth": ("7", 7),
+        "max_queued_chunks": ("7", 7),
+    }
+    text, value = values.get(name, ("8MiB", 8 * MIB))
+    monkeypatch.setenv(f"KVTIER_{name.upper()}", text)
+    assert getattr(load(None, {}), name) == value
+
+
+def test_a_source_comes_before_the_path_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVTIER_PATH", "/other")
+    assert load(None, {}).path == Path("/other")
+    assert load("/cache", {}).path == Path("/cache")
+
+
+def test_an_unknown_keyword_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(InvalidRequest, match="unknown setting 'capasity'; did you mean 'capacity'"):
+        load(None, {"capasity": 1})
+    with pytest.raises(InvalidRequest, match="unknown setting 'zzz'; known: path, capacity"):
+        load(None, {"zzz": 1})
+
+
+@pytest.mark.parametrize(("text", "name"), [("drm = 1", "'drm'"), ("[store]\ndram = 1", "'store'")])
+def test_an_unknown_name_in_a_file_is_refused(tmp_path: Path, text: str, name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"unknown setting {name}"):
+        load(toml(tmp_path, text), {})
+
+
+def test_an_unknown_variable_is_refused_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVTIER_CAPACTIY", "1GiB")
+    with pytest.raises(InvalidRequest, match="'KVTIER_CAPACTIY'; did you mean 'KVTIER_CAPACITY'"):
+        load(None, {})
+
+
+def test_a_wrong_variable_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVTIER_DRAM", "lots")
+    with pytest.raises(InvalidRequest, match=r"dram.*'lots'"):
+        load(None, {})
+
+
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_the_switch_for_the_native_core_is_no_setting(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVTIER_NATIVE", value)
+    assert load(None, {}).dram == GIB
+    with pytest.raises(InvalidRequest, match="unknown setting 'native'"):
+        load(None, {"native": 1})
+
+
+def test_variables_in_lower_case_are_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("kvtier_dram", "128MiB")
+    assert load(None, {}).dram == load(toml(tmp_path, 'dram = "1GiB"'), {}).dram
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(b"dram =\n", "not valid TOML"), (b'dram = "\xff"', "not valid TOML"), (None, "cannot read")],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, data: bytes | None, message: str) -> None:
+    path = tmp_path / "my.toml"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        load(path, {})
+    assert str(path) in str(caught.value)
+
+
+def test_the_store_does_without_pydantic() -> None:
+    code = "import sys; import kvtier; print('pydantic' in sys.modules, 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split() == ["False", "False"]
