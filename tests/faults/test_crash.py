@@ -228,6 +228,6 @@ def test_invariant_6_kills_while_the_journal_is_rewritten(tmp_path: Path) -> Non
 def kill(crashes: Crashes, times: int) -> None:
     rng = random.Random(times)
     for i in range(times):
-        crashes.run(i, rng.choice(engines()), rng.uniform(0.0, 0.4))
+        crashes.run(i, rng.choice(engines()), rng.uniform(0.0, 0.25))
         crashes.check()
     assert crashes.next > 500, "the workers did hardly anything"

@@ -54,7 +54,9 @@ class Model(RuleBasedStateMachine):
         )  # fmt: skip
         self.requested = {"get": 0, "put": 0}
 
-    def settle_put(self, keys: list[bytes], values: list[Any], result: Any, on_disk: bool) -> None:
+    def settle_put(
+        self, keys: list[bytes], values: list[Any], result: Any, on_disk: bool, refusable: bool = False
+    ) -> None:
         self.requested["put"] += len(keys)
         for key, value, status, nbytes in zip(
             keys, values, result.status.tolist(), result.nbytes.tolist(), strict=True
@@ -68,7 +70,7 @@ class Model(RuleBasedStateMachine):
                 assert nbytes == 0
             else:
                 assert status == Status.REFUSED
-                assert self.evicts or self.leases
+                assert refusable or self.evicts or self.leases
             if on_disk and status <= Status.KNOWN:
                 self.safe.add(key)
 
@@ -97,7 +99,8 @@ class Model(RuleBasedStateMachine):
                     view[:] = value
             if commit:
                 result = reservation.commit(until=until).result(30)
-                self.settle_put(keys, values, result, until == "disk")
+                # A reservation takes what memory there is now, the rest is refused.
+                self.settle_put(keys, values, result, until == "disk", refusable=True)
 
     @rule(picks=batches)
     def get(self, picks: list[int]) -> None:
