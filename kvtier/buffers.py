@@ -23,7 +23,7 @@ Buffers: TypeAlias = "Sequence[Buffer] | npt.NDArray[Any]"
 
 HUGE_PAGE = 2 << 20
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; mmap has no name for it yet
-_SLOW_HUGE_PAGE = 2e-3  # CPU seconds; where memory is at hand one takes 0.2 to 0.6 ms
+_SLOW = 1e-9  # CPU seconds per byte; where memory is at hand huge pages take 0.1 to 0.3 of that
 _libc = ctypes.CDLL(None)
 
 
@@ -107,7 +107,7 @@ def zero(address: int, nbytes: int) -> None:
 
 
 class Arena:
-    """One anonymous mapping that a forked child does not inherit, on huge pages where they are quick.
+    """One anonymous mapping that a forked child does not inherit; `populate` backs it with memory.
 
     `nbytes` is rounded up to whole 2 MiB. Views handed out keep the mapping alive.
     """
@@ -122,29 +122,25 @@ class Arena:
         self.address: int = start + skip
         self._whole = whole[skip : skip + self.nbytes]
         self._advise(0, self.nbytes, mmap.MADV_DONTFORK)
-        self.huge = self._has_quick_huge_pages()
-        """Whether it asks for huge pages."""
-        if self.huge:
-            self._advise(0, self.nbytes, mmap.MADV_HUGEPAGE)
+        self.huge = True
+        """Whether every page so far could be a huge one."""
 
     def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Writable uint8 view of shape (nbytes,) at `offset`."""
         return self._whole[offset : offset + nbytes]
 
     def populate(self, offset: int, nbytes: int) -> None:
-        """Have the kernel back a range with memory now, without the GIL; its content stays as it is."""
-        self._advise(offset, nbytes, _MADV_POPULATE_WRITE)
+        """Have the kernel back a range with memory now, without the GIL; its content stays as it is.
 
-    def _has_quick_huge_pages(self) -> bool:
-        """Try two. A virtual machine may have to get a huge page from its host at ten times the cost
-        of small ones, which it has at hand: too much for a cache that is to be read right after a start.
+        Takes huge pages until they come slowly: a virtual machine may have to get them from its host,
+        at ten times the cost of small ones that it has at hand.
         """
-        if self.nbytes < 4 * HUGE_PAGE:
-            return True
-        self._advise(0, 2 * HUGE_PAGE, mmap.MADV_HUGEPAGE)
         before = time.thread_time()
-        self.populate(0, 2 * HUGE_PAGE)
-        return time.thread_time() - before < 2 * _SLOW_HUGE_PAGE
+        if self.huge:
+            self._advise(offset, nbytes, mmap.MADV_HUGEPAGE)
+        self._advise(offset, nbytes, _MADV_POPULATE_WRITE)
+        if time.thread_time() - before > nbytes * _SLOW:
+            self.huge = False
 
     def _advise(self, offset: int, nbytes: int, advice: int) -> None:
         # Not mmap.madvise, which keeps the GIL while the kernel clears memory. What an old kernel

@@ -158,8 +158,11 @@ class Core:
                 if self.stopping:
                     return
                 step = min(_POPULATE_STEP, size - offset)
+                start = time.monotonic()
                 arena.populate(offset, step)
                 self.populated += step
+                if not arena.huge:  # whoever needs the memory at once gets it at the first touch
+                    time.sleep(3 * (time.monotonic() - start))
             # Small pages would hold the ring up for longer than registering them saves.
             if size and arena.huge and self.engine is not None and not self.stopping:
                 self.engine.register(arena.address, size)
