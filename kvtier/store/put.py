@@ -57,6 +57,12 @@ class Put(Request):
         tier, offset = self.slots[i]
         return core.address(tier, offset, self.lengths[i])
 
+    def release_slots(self) -> None:
+        """Give back every slot that is reserved and not published."""
+        for tier, offset in self.slots.values():
+            tier.release(offset)
+        self.slots.clear()
+
     def expirer(self, expire: Callable[[Put], None]) -> Callable[[], None]:
         """A call for the clock that keeps neither this put nor its source alive."""
         reference = weakref.ref(self)

@@ -99,9 +99,7 @@ class Writer:
     def abort(self, put: Put) -> None:
         """Give back what a reservation holds."""
         with self._core.lock:
-            for tier, offset in put.slots.values():
-                tier.release(offset)
-            put.slots.clear()
+            put.release_slots()
             self._core.changed.notify_all()
         self._core.pump()
 
@@ -166,12 +164,25 @@ class Writer:
             if isinstance(job, Flush):
                 self.writeback.flush(job)
             else:
-                self._copy_in(job)
+                try:
+                    self._copy_in(job)
+                except Exception:
+                    _log.exception("a put failed; the next ones go on")
+                    self._give_up(job)
                 with self._core.lock:
                     self._current = None
                     self._queued_chunks -= job.accepted
                     self._core.changed.notify_all()
             del job
+
+    def _give_up(self, put: Put) -> None:
+        """End a put that ran into a fault of ours, so that nobody waits for it and no slot is lost."""
+        with self._core.lock:
+            put.copying = False
+            put.release_slots()
+            self._close_open(put, Status.FAILED, Reason.IO_ERROR)
+        put.transfer._set_copied()
+        self._finish([put])
 
     def _copy_in(self, put: Put) -> None:
         """Take a put's payloads over, a batch at a time, and let go of its source."""
