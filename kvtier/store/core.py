@@ -13,8 +13,6 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvtier.buffers import zero
-from kvtier.config import page_up
 from kvtier.errors import StoreClosed
 from kvtier.io import open_engine
 from kvtier.metrics import Counters, names
@@ -107,12 +105,6 @@ class Core:
         """Bytes of the largest payload that every tier can hold."""
         tiers = [self.dram, self.landing, *([self.disk] if self.disk else [])]
         return min(tier.largest_payload for tier in tiers if tier.capacity)
-
-    def address(self, tier: DramTier, offset: int, nbytes: int) -> int:
-        """Address of a slot that a payload of `nbytes` goes to, with zeros up to whole pages."""
-        address = tier.address(offset)
-        zero(address + nbytes, page_up(nbytes) - nbytes)
-        return address
 
     def wait_until_populated(self, timeout: float) -> bool:
         """Wait until the arenas are backed by memory and offered to the engine."""

@@ -12,7 +12,6 @@ from kvtier.tiers.base import NO_ROW
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from kvtier.store.core import Core
     from kvtier.store.lease import Until
     from kvtier.store.transfer import Transfer
     from kvtier.tiers.dram import DramTier
@@ -52,10 +51,10 @@ class Put(Request):
         self.writing = 0  # items on their way to disk
         self.copying = False  # its source is being read now: the outcome waits for that
 
-    def address(self, core: Core, i: int) -> int:
+    def address(self, i: int) -> int:
         """Address of the reserved slot of item `i`, with zeros behind the payload."""
         tier, offset = self.slots[i]
-        return core.address(tier, offset, self.lengths[i])
+        return tier.address_to_fill(offset, self.lengths[i])
 
     def release_slots(self) -> None:
         """Give back every slot that is reserved and not published."""

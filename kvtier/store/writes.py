@@ -94,7 +94,7 @@ class Writer:
                     continue
                 if not self._place(put, i, pass_through=not dram.capacity):
                     break
-                put.address(self._core, i)  # clears what is behind the payload
+                put.address(i)  # clears what is behind the payload
 
     def abort(self, put: Put) -> None:
         """Give back what a reservation holds."""
@@ -209,7 +209,7 @@ class Writer:
                 put.copying = bool(batch)
             copy_many(
                 [put.sources[j] for j in batch],
-                [put.address(self._core, j) for j in batch],
+                [put.address(j) for j in batch],
                 [put.lengths[j] for j in batch],
             )
             with self._core.lock:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvtier.buffers import Arena
-from kvtier.config import extent_size
+from kvtier.buffers import Arena, zero
+from kvtier.config import extent_size, page_up
 from kvtier.index.cache import SlotCache
 from kvtier.tiers.base import Tier
 
@@ -49,6 +49,12 @@ class DramTier(Tier):
     def address(self, offset: int) -> int:
         """Address in memory of a slot."""
         return self.arena.address + offset
+
+    def address_to_fill(self, offset: int, nbytes: int) -> int:
+        """Address of a slot that a payload of `nbytes` goes to, with zeros behind it to whole pages."""
+        address = self.address(offset)
+        zero(address + nbytes, page_up(nbytes) - nbytes)
+        return address
 
     def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Writable uint8 view of a slot, shape (nbytes,)."""
