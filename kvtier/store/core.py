@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import errno
-import heapq
-import itertools
 import logging
-import math
 import os
 import queue
 import threading
@@ -16,6 +13,7 @@ from typing import TYPE_CHECKING
 from kvtier.errors import StoreClosed
 from kvtier.io import open_engine
 from kvtier.metrics import Counters, names
+from kvtier.store.clock import Clock
 from kvtier.tiers.dram import DramTier
 from kvtier.tiers.slab.tier import SlabTier
 
@@ -188,50 +186,3 @@ class Worker:
             except Exception:
                 _log.exception("a copy failed")
             del call
-
-
-class Clock:
-    """One thread that makes calls when their time has come."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._calls: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="kvtier-clock", daemon=True)
-        self._thread.start()
-
-    def call_at(self, when: float, call: Callable[[], None]) -> None:
-        """Run `call`, which must be brief, at `when` in monotonic seconds; infinity is never."""
-        if when == math.inf:
-            return
-        with self._changed:
-            heapq.heappush(self._calls, (when, next(self._order), call))
-            if self._calls[0][2] is call:
-                self._changed.notify()
-
-    def stop(self) -> None:
-        """End the thread; calls whose time has not come are dropped."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._stopping and (wait := self._wait()) > 0:
-                    self._changed.wait(wait)
-                if self._stopping:
-                    return
-                call = heapq.heappop(self._calls)[2]
-            try:
-                call()
-            except Exception:
-                _log.exception("a deadline's call failed")
-            del call
-
-    def _wait(self) -> float:
-        wait = self._calls[0][0] - time.monotonic() if self._calls else threading.TIMEOUT_MAX
-        return min(wait, threading.TIMEOUT_MAX)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from kvtier.errors import StoreClosed
@@ -10,7 +9,7 @@ from kvtier.store.request import Request
 from kvtier.tiers.base import NO_ROW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from kvtier.store.lease import Until
     from kvtier.store.transfer import Transfer
@@ -61,17 +60,6 @@ class Put(Request):
         for tier, offset in self.slots.values():
             tier.release(offset)
         self.slots.clear()
-
-    def expirer(self, expire: Callable[[Put], None]) -> Callable[[], None]:
-        """A call for the clock that keeps neither this put nor its source alive."""
-        reference = weakref.ref(self)
-
-        def call() -> None:
-            put = reference()
-            if put is not None:
-                expire(put)
-
-        return call
 
 
 class Flush:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
@@ -122,11 +121,10 @@ class Reader:
                 read.copying.update(i for i, _ in hits)
                 self._copying += len(hits)
                 core.copier.submit(lambda: self._copy_hits(read, hits))
+            if not read.is_done:
+                read.alarm = core.clock.call_at(time.monotonic() + timeout, partial(self._expire, read))
         self._finish([read])
-        if not read.is_done:
-            reference = weakref.ref(read)
-            core.clock.call_at(time.monotonic() + timeout, lambda: self._expire(reference))
-            self.pump()
+        self.pump()
 
     def _check_lengths(self, keys: Sequence[bytes], lengths: list[int]) -> None:
         for i, key in enumerate(keys):
@@ -324,11 +322,8 @@ class Reader:
             self._core.changed.notify_all()
         self._core.pump()
 
-    def _expire(self, reference: weakref.ref[Read]) -> None:
+    def _expire(self, read: Read) -> None:
         """Fail what is still open at the deadline; what the kernel holds stays its own until it is done."""
-        read = reference()
-        if read is None:
-            return
         with self._core.lock:
             late = [i for i in range(len(read.keys)) if read.is_open(i) and i not in read.copying]
             self._close([(read, i) for i in late], Status.FAILED, Reason.DEADLINE)

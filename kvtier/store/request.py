@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from kvtier.store.clock import Alarm
     from kvtier.store.transfer import Transfer
     from kvtier.tiers.dram import DramTier
 
@@ -23,17 +24,7 @@ _OPEN = -1
 class Request:
     """One batch in progress. All but `resolve` is used with the store's lock held."""
 
-    __slots__ = (
-        "__weakref__",
-        "_claimed",
-        "_open",
-        "keys",
-        "nbytes",
-        "owner",
-        "reason",
-        "status",
-        "transfer",
-    )
+    __slots__ = ("_claimed", "_open", "alarm", "keys", "nbytes", "owner", "reason", "status", "transfer")
 
     def __init__(self, keys: Sequence[bytes], transfer: Transfer[Any], owner: object) -> None:
         self.keys = keys
@@ -44,6 +35,7 @@ class Request:
         self.nbytes = [0] * len(keys)
         self._open = len(keys)
         self._claimed = False
+        self.alarm: Alarm | None = None  # its deadline
 
     def is_open(self, i: int) -> bool:
         """Whether item `i` has no outcome yet."""
@@ -75,6 +67,8 @@ class Request:
 
     def resolve(self) -> None:
         """Hand the outcome to the caller. Called once, without the lock."""
+        if self.alarm is not None:
+            self.alarm.cancel()
         self.transfer._finish(self.outcome())
 
     def outcome(self) -> Any:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvtier.buffers import copy_many
@@ -64,10 +65,10 @@ class Writer:
                 self._close(put, i, Status.REFUSED, Reason.QUEUE_FULL)
             self._queued_chunks += put.accepted
             if put.accepted:
+                put.alarm = self._core.clock.call_at(put.deadline, partial(self._expire, put))
                 self._jobs.append(put)
                 self._core.changed.notify_all()
         self._finish([put])
-        self._core.clock.call_at(put.deadline, put.expirer(self._expire))
         return transfer
 
     def commit(self, put: Put) -> None:
@@ -81,8 +82,8 @@ class Writer:
                     self._publish(put, i)
                 elif not self._settle_known(put, i):
                     self._close(put, i, Status.REFUSED, Reason.NO_SPACE)
+            put.alarm = self._core.clock.call_at(put.deadline, partial(self._expire, put))
         self._after_publishing(put)
-        self._core.clock.call_at(put.deadline, put.expirer(self._expire))
 
     def reserve(self, put: Put) -> None:
         """Reserve slots for the keys of `put` that no tier has, head first, as far as they go now."""

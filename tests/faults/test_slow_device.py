@@ -282,7 +282,7 @@ def test_an_endless_default_timeout_does_not_stop_the_clock(
     store, device = open_held(get_timeout=float("inf"), put_timeout=0.5)
     stored(store, [key(1)], [payload(1)])
     device.hold_reads()
-    eventually(lambda: not store._core.clock._calls)
+    eventually(lambda: not len(store._core.clock))
     store.get([key(1)], into=[np.empty(CHUNK, np.uint8)])
     store._core.clock._thread.join(0.3)  # where it dies, if it does
     try:
