@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -24,3 +25,28 @@ def test_an_extent_changes_to_slots_of_more_parts(open_store: Any, key: Any, pay
     target = np.empty(large, np.uint8)
     assert store.get([key(2)], into=[target]).result(5).ok
     assert (target == second).all()
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="writes.py Writer._write_through gives a chunk that is only in DRAM the length of the new source: "
+    "cut off, or with bytes of other slots behind it, it reaches the disk",
+)
+@pytest.mark.parametrize("other", [100, 64 * KIB])
+def test_invariant_4_a_chunk_only_in_dram_keeps_its_length_on_disk(
+    open_store: Any, key: Any, payload: Any, other: int
+) -> None:
+    store = open_store(capacity=MIB, dram=4 * MIB)
+    first = payload(0, 5000)
+    assert store.put([key(0)], [first], until="disk").result(5).ok
+    for i in range(1, 41):  # push it out of the disk
+        assert store.put([key(i)], [payload(i)], until="disk").result(5).ok
+    assert store._core.disk.find(key(0)) == -1
+    assert store._core.dram.find(key(0)) != -1
+    assert store.put([key(0)], [payload(99, other)], until="disk").result(5).ok
+    store.close()
+    store = open_store(capacity=MIB, dram=0)
+    with store.read([key(0)]).result(5) as lease:
+        assert lease.views[0] is not None
+        assert len(lease.views[0]) == 5000
+        assert (lease.views[0] == first).all()

@@ -55,24 +55,42 @@ class Model(RuleBasedStateMachine):
         self.requested = {"get": 0, "put": 0}
 
     def settle_put(
-        self, keys: list[bytes], values: list[Any], result: Any, on_disk: bool, refusable: bool = False
-    ) -> None:
+        self, keys: list[bytes], values: list[Any], result: Any, known: set[bytes], on_disk: bool,
+        refusable: bool = False,
+    ) -> None:  # fmt: skip
+        """Learn from the outcome of a put; `known` are the keys that were there before."""
         self.requested["put"] += len(keys)
-        for key, value, status, nbytes in zip(
-            keys, values, result.status.tolist(), result.nbytes.tolist(), strict=True
-        ):
+        stored: dict[bytes, list[Any]] = {}
+        for key, value, status in zip(keys, values, result.status.tolist(), strict=True):
             if status == Status.STORED:
-                assert key not in self.held or self.evicts, "a chunk that was there was stored again"
-                self.held[key] = value
-                assert nbytes == len(value)
+                assert key not in known or self.evicts, "a chunk that was there was stored again"
+                stored.setdefault(key, []).append(value)
             elif status == Status.KNOWN:
-                assert key in self.held, "KNOWN, but nobody put it"
-                assert nbytes == 0
+                assert key in self.held or key in stored, "KNOWN, but nobody put it"
             else:
                 assert status == Status.REFUSED
                 assert refusable or self.evicts or self.leases
             if on_disk and status <= Status.KNOWN:
                 self.safe.add(key)
+        for key, choice in stored.items():
+            # One that was only in DRAM is written to disk again as it is, unless it was evicted first.
+            choice += [self.held[key]] if key in known else []
+            self.held[key] = choice[0] if len(choice) == 1 else self.chosen(key, choice)
+            if self.held[key] is None:
+                self.forget(key)
+
+    def chosen(self, key: bytes, choice: list[Any]) -> Any:
+        """Which of these payloads the store took; None if it has evicted the chunk already."""
+        self.requested["get"] += 1
+        with self.store.read([key]).result(30) as lease:
+            if lease.views[0] is None:
+                return None
+            taken = [value for value in choice if np.array_equal(value, lease.views[0])]
+            assert taken, "neither the first payload nor the second"
+            return taken[0]
+
+    def known(self, keys: list[bytes]) -> set[bytes]:
+        return {key for key in keys if self.store.match([key])}
 
     def values(self, keys: list[bytes], nbytes: int) -> list[Any]:
         """A payload per key, that no other put had."""
@@ -83,16 +101,15 @@ class Model(RuleBasedStateMachine):
     def put(self, picks: list[int], nbytes: int, until: Any) -> None:
         keys = [KEYS[i] for i in picks]
         values = self.values(keys, nbytes)
+        known = self.known(keys)
         result = self.store.put(keys, values, until=until).result(30)
-        first: dict[bytes, Any] = {}  # of a key that comes twice, the first counts
-        for key, value in zip(keys, values, strict=True):
-            first.setdefault(key, value)
-        self.settle_put(keys, [first[key] for key in keys], result, until == "disk")
+        self.settle_put(keys, values, result, known, until == "disk")
 
     @rule(picks=st.lists(numbers, max_size=6, unique=True), nbytes=sizes, until=until, commit=st.booleans())
     def reserve(self, picks: list[int], nbytes: int, until: Any, commit: bool) -> None:
         keys = [KEYS[i] for i in picks]
         values = self.values(keys, nbytes)
+        known = self.known(keys)
         with self.store.reserve(keys, nbytes) as reservation:
             for view, value in zip(reservation.views, values, strict=True):
                 if view is not None:
@@ -100,7 +117,7 @@ class Model(RuleBasedStateMachine):
             if commit:
                 result = reservation.commit(until=until).result(30)
                 # A reservation takes what memory there is now, the rest is refused.
-                self.settle_put(keys, values, result, until == "disk", refusable=True)
+                self.settle_put(keys, values, result, known, until == "disk", refusable=True)
 
     @rule(picks=batches)
     def get(self, picks: list[int]) -> None:
