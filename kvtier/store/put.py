@@ -86,9 +86,12 @@ class Flush:
 class WriteThrough:
     """One chunk on its way to disk, and who waits for it."""
 
-    __slots__ = ("deleted", "fits", "flushes", "key", "nbytes", "offset", "row", "tier", "waiters", "write")
+    __slots__ = (
+        "deleted", "fits", "flushes", "key", "nbytes", "offset", "put", "row", "tier", "waiters", "write",
+    )  # fmt: skip
 
-    def __init__(self, key: bytes, nbytes: int, tier: DramTier, offset: int, row: int) -> None:
+    def __init__(self, put: Put, key: bytes, nbytes: int, tier: DramTier, offset: int, row: int) -> None:
+        self.put = put  # that brought it about
         self.key = key
         self.nbytes = nbytes
         self.tier = tier  # of the slot that holds the payload

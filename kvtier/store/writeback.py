@@ -205,10 +205,10 @@ class Writeback:
         if self._under_way.get(write.key) is write:
             del self._under_way[write.key]
         write.put_down()
+        write.put.writing -= 1
+        if write.put.writing == 0:  # batches ended in any order: the head is to outlive the tail
+            self._disk.touch_prefix(write.put.keys)
         for put, i, promised in write.waiters:
-            put.writing -= promised is Status.STORED  # KNOWN waits for a write of another put
-            if put.writing == 0:  # batches ended in any order: the head is to outlive the tail
-                self._disk.touch_prefix(put.keys)
             if put.is_open(i):
                 outcome = promised if status is None else status
                 stored = write.nbytes if outcome is Status.STORED else 0

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from kvtier.store.core import Core
     from kvtier.store.lease import Until
-    from kvtier.tiers.dram import DramTier
     from kvtier.types import BatchResult, FlushResult
 
 
@@ -239,16 +238,19 @@ class Writer:
             write.waiters.append((put, i, Status.KNOWN))
         else:  # cached, but its write to disk failed or was evicted: write it again from the cache
             core.dram.index.pin(row)
-            self._write_through(put, i, core.dram, core.dram.index.offset[row], row, Status.STORED)
+            offset, nbytes = core.dram.index.offset[row], core.dram.index.nbytes[row]
+            write = WriteThrough(put, key, nbytes, core.dram, offset, row)
+            write.waiters.append((put, i, Status.KNOWN))
+            self._write_through(write)
         return True
 
     def _charge(self, put: Put, i: int) -> None:
         """Count a known chunk against the put's share of the tiers that hold it."""
-        core, key = self._core, put.keys[i]
-        if core.dram.find(key) != NO_ROW:
-            put.dram_left -= core.dram.share(put.lengths[i])
-        if core.disk is not None and core.disk.find(key) != NO_ROW:
-            put.disk_left -= core.disk.share(put.lengths[i])
+        dram, disk = self._core.dram, self._core.disk
+        if (row := dram.find(put.keys[i])) != NO_ROW:
+            put.dram_left -= dram.share(dram.index.nbytes[row])
+        if disk is not None and (row := disk.find(put.keys[i])) != NO_ROW:
+            put.disk_left -= disk.share(disk.index.nbytes[row])
 
     def _is_sound_on_disk(self, key: bytes) -> bool:
         """Whether the disk has the chunk. One that it failed to read is dropped, to be put again."""
@@ -301,17 +303,17 @@ class Writer:
             return
         if row != NO_ROW and put.until == "dram":
             self._close(put, i, Status.STORED, nbytes=put.lengths[i])
-        self._write_through(put, i, tier, offset, row, Status.STORED)
+        write = WriteThrough(put, key, put.lengths[i], tier, offset, row)
+        write.waiters.append((put, i, Status.STORED))
+        self._write_through(write)
 
-    def _write_through(self, put: Put, i: int, tier: DramTier, offset: int, row: int, status: Status) -> None:
+    def _write_through(self, write: WriteThrough) -> None:
         """Queue the write to disk of a slot that is pinned, or reserved for just that."""
         assert self._core.disk is not None
-        write = WriteThrough(put.keys[i], put.lengths[i], tier, offset, row)
-        write.waiters.append((put, i, status))
-        share = self._core.disk.share(put.lengths[i])
-        write.fits = put.disk_left >= share
-        put.disk_left -= share
-        put.writing += 1
+        share = self._core.disk.share(write.nbytes)
+        write.fits = write.put.disk_left >= share
+        write.put.disk_left -= share
+        write.put.writing += 1
         self.writeback.add(write)
 
     def _touch(self, put: Put) -> None:

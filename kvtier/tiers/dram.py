@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvtier.buffers import Arena, zero
 from kvtier.config import extent_size, page_up
+from kvtier.errors import TierUnavailable
 from kvtier.index.cache import SlotCache
 from kvtier.tiers.base import Tier
 
@@ -24,7 +25,10 @@ class DramTier(Tier):
 
     def __init__(self, nbytes: int, chunk_bytes: int) -> None:
         extent_bytes = extent_size(nbytes, chunk_bytes)
-        self.arena = Arena(nbytes)
+        try:
+            self.arena = Arena(nbytes)
+        except (OSError, OverflowError, ValueError) as error:
+            raise TierUnavailable(f"cannot map {nbytes} bytes of memory ({error}): lower dram") from error
         self.index = SlotCache(nbytes, extent_bytes)
 
     @property

@@ -27,11 +27,6 @@ def test_an_extent_changes_to_slots_of_more_parts(open_store: Any, key: Any, pay
     assert (target == second).all()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="writes.py Writer._write_through gives a chunk that is only in DRAM the length of the new source: "
-    "cut off, or with bytes of other slots behind it, it reaches the disk",
-)
 @pytest.mark.parametrize("other", [100, 64 * KIB])
 def test_invariant_4_a_chunk_only_in_dram_keeps_its_length_on_disk(
     open_store: Any, key: Any, payload: Any, other: int
