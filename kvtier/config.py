@@ -14,7 +14,7 @@ MAX_EXTENT_BYTES = 256 * MIB
 MIN_JOURNAL_BYTES = 64 * KIB
 MAX_PAYLOAD_BYTES = 4 * GIB - 64 * KIB  # 65,535 of the smallest parts
 
-EngineName = Literal["auto", "uring", "threads"]
+EngineName = Literal["auto", "uring", "threads", "aio"]
 OnIncompatible = Literal["error", "discard"]
 
 
@@ -39,9 +39,10 @@ class StoreConfig:
     part_bytes: int = MIB
     """Bytes per checksum, a power of two from 64 KiB to 1 MiB. Fixed when the disk tier is created."""
     engine: EngineName = "auto"
-    """I/O engine: `uring`, `threads`, or `auto` for the best that works here."""
+    """I/O engine: `uring`, `threads`, `aio` (aiofiles, buffered), or `auto` for the best of the first
+    two that works here."""
     io_threads: int = 16
-    """Threads of the `threads` engine."""
+    """Threads of the `threads` engine, operations in flight of `aio`."""
     io_depth: int = 64
     """Operations in flight in the `uring` engine."""
     io_window: int = 64 * MIB

@@ -15,10 +15,12 @@ from hypothesis import HealthCheck, settings
 
 import kvtier
 from kvtier import _native
-from kvtier.config import KIB, MIB, StoreConfig
+from kvtier.config import MIB, StoreConfig
 from kvtier.io import uring_obstacle
+from kvtier.io.aio import AioEngine
 from kvtier.io.threads import ThreadEngine
 from kvtier.store.store import Store
+from small_stores import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,19 +30,10 @@ if TYPE_CHECKING:
     from kvtier.io.base import IOEngine
 
 PAGE = 4096
-ENGINES = ["uring", "threads", "threads-python"]
-SMALL = {
-    "capacity": 8 * MIB,
-    "dram": 2 * MIB,
-    "landing": MIB,
-    "chunk_bytes": 64 * KIB,
-    "part_bytes": 64 * KIB,
-    "io_window": MIB,
-    "io_threads": 4,
-    "get_timeout": 20.0,
-    "put_timeout": 20.0,
-    "close_timeout": 10.0,
-}
+ENGINES = ["uring", "threads", "threads-python", "aio"]
+
+# Their asserts say as much as those of tests. (pytest's default is the test modules and conftests alone.)
+pytest.register_assert_rewrite("store_calls", "store_scripts", "hf_models")
 
 settings.register_profile(
     "kvtier",
@@ -100,6 +93,8 @@ def make_engine(name: str, depth: int = 4) -> IOEngine:
     """An engine by its test name; skips the test where it cannot be had."""
     if name == "threads-python":
         return ThreadEngine(depth)
+    if name == "aio":
+        return AioEngine(depth)
     if _native.core is None:
         pytest.skip(_native.why_not)
     from kvtier.io.native import NativeThreadEngine, UringEngine
@@ -120,7 +115,9 @@ def engine_maker() -> Callable[..., IOEngine]:
 @pytest.fixture
 def small_config(tmp_path: Path) -> Callable[..., StoreConfig]:
     """`small_config(**settings)`: a StoreConfig of a few MiB in a fresh directory."""
-    return lambda **changes: StoreConfig(**{"path": tmp_path / "store", **SMALL, **changes})
+    return lambda **changes: StoreConfig(
+        **{"path": tmp_path / "store", **SMALL, "io_window": MIB, "close_timeout": 10.0, **changes}
+    )
 
 
 @pytest.fixture

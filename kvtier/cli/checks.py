@@ -21,7 +21,7 @@ from kvtier.tiers.slab.directory import open_slab
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_INTEGRATIONS = {"torch": "kvtier[demo]", "transformers": "kvtier[demo]"}
+_INTEGRATIONS = {"torch": "kvtier[demo]", "transformers": "kvtier[demo]", "aiofiles": "kvtier[aio]"}
 
 
 @dataclass(frozen=True, slots=True)

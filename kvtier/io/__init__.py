@@ -22,8 +22,10 @@ def uring_obstacle() -> str:
 def open_engine(config: StoreConfig) -> IOEngine:
     """The engine that the settings ask for; `auto` is `uring` where it works, else `threads`.
 
-    Raises TierUnavailable if `uring` is asked for and cannot be had.
+    Raises TierUnavailable if `uring` or `aio` is asked for and cannot be had.
     """
+    if config.engine == "aio":
+        return _open_aio(config)
     obstacle = uring_obstacle() if config.engine != "threads" else "not asked for"
     if config.engine == "uring" and obstacle:
         raise TierUnavailable(f"engine is 'uring', but {obstacle}: mend that, or set engine to 'auto'")
@@ -36,3 +38,11 @@ def open_engine(config: StoreConfig) -> IOEngine:
     if not obstacle:
         return UringEngine(depth=config.io_depth, max_bytes=config.io_window)
     return NativeThreadEngine(threads=config.io_threads)
+
+
+def _open_aio(config: StoreConfig) -> IOEngine:
+    try:
+        from kvtier.io.aio import AioEngine
+    except ImportError as error:
+        raise TierUnavailable(f"engine is 'aio', but {error}: pip install 'kvtier[aio]'") from error
+    return AioEngine(config.io_threads)

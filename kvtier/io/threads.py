@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
 import logging
 import os
@@ -12,15 +10,15 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
-import xxhash
-
-from kvtier.io.base import CHECKSUM, SHORT, Batch, IOEngine
+from kvtier.io.base import SHORT, Batch, IOEngine
+from kvtier.io.parts import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _Call: TypeAlias = "Callable[[int, list[memoryview], int], int]"
 _log = logging.getLogger(__name__)
+_MOST_REFUSALS = 1000  # a device that says "again" this often is reported as it is
 _NOTHING = -1  # stands for the operations of a batch that has none
 
 
@@ -71,7 +69,7 @@ class ThreadEngine(IOEngine):
         while (item := self._queue.get()) is not None:
             progress, i = item
             try:
-                result = _run(progress.batch, i) if i != _NOTHING else 0
+                result = _run(Operation.of(progress.batch, i)) if i != _NOTHING else 0
             except OSError as error:
                 result = error.errno or errno.EIO
             except Exception:
@@ -108,33 +106,27 @@ class _Progress:
             return self._open == 0
 
 
-def _run(batch: Batch, i: int) -> int:
-    offset, address, seed, length, part_bytes, first_sum, fd, write, _ = batch.ops[i].item()
-    memory = memoryview((ctypes.c_uint8 * length).from_address(address)).cast("B")
-    parts = range(0, length, part_bytes)
-    digest = xxhash.xxh3_64_intdigest
-    if write:
-        for j, start in enumerate(parts):
-            batch.sums[first_sum + j] = digest(memory[start : start + part_bytes], (seed + j) & (2**64 - 1))
-        return _transfer(os.pwritev, fd, memory, offset, at_end=errno.EIO)
-    result = _transfer(os.preadv, fd, memory, offset, at_end=SHORT)
-    if result:
-        return result
-    for j, start in enumerate(parts):
-        found = digest(memory[start : start + part_bytes], (seed + j) & (2**64 - 1))
-        if found != batch.sums[first_sum + j]:
-            return CHECKSUM
-    return 0
+def _run(operation: Operation) -> int:
+    memory = operation.memory()
+    if operation.is_write:
+        operation.sign()
+        return _transfer(os.pwritev, operation.fd, memory, operation.offset, at_end=errno.EIO)
+    result = _transfer(os.preadv, operation.fd, memory, operation.offset, at_end=SHORT)
+    return result or operation.check()
 
 
 def _transfer(call: _Call, fd: int, memory: memoryview, offset: int, *, at_end: int) -> int:
     """Move all of `memory`; `at_end` if the call makes no progress. Raises OSError."""
-    done = 0
+    done = refused = 0
     while done < len(memory):
-        moved = 0
-        with contextlib.suppress(BlockingIOError):
+        try:
             moved = call(fd, [memory[done:]], offset + done)
-            if moved == 0:
-                return at_end
+        except BlockingIOError:
+            refused += 1
+            if refused == _MOST_REFUSALS:
+                raise
+            continue
+        if moved == 0:
+            return at_end
         done += moved
     return 0

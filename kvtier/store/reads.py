@@ -13,7 +13,7 @@ from kvtier.errors import InvalidRequest
 from kvtier.io.base import CHECKSUM, SHORT, Batch
 from kvtier.store.core import MAX_BATCH_BYTES
 from kvtier.store.lease import Lease
-from kvtier.store.request import Flight, LeaseRead, Read
+from kvtier.store.request import Flight, LeaseRead, Prefetch, Read
 from kvtier.store.transfer import Transfer
 from kvtier.tiers.base import NO_ROW
 from kvtier.types import Reason, Status
@@ -69,6 +69,17 @@ class Reader:
             return Lease(read.result(), read.views, lambda: self._release(releases), self._core.copier.submit)
 
         self._start(LeaseRead(keys, transfer, make), None, timeout)
+        return transfer
+
+    def prefetch(self, keys: Sequence[bytes], *, timeout: float) -> Transfer[BatchResult]:
+        """Start a read whose slots are let go as soon as all are filled."""
+        transfer: Transfer[BatchResult] = Transfer()
+
+        def make(read: LeaseRead) -> BatchResult:
+            self._release(read.releases)
+            return read.result()
+
+        self._start(Prefetch(keys, transfer, make), None, timeout)
         return transfer
 
     def is_idle(self) -> bool:
@@ -204,8 +215,9 @@ class Reader:
             read.lent += 1
             return True
         core, size = self._core, page_up(flight.nbytes)
-        leased = any(isinstance(waiter, LeaseRead) for waiter, _ in flight.waiters)
-        may_land = not (leased and core.dram.capacity)  # or leases would starve the reads
+        kinds = {type(waiter) for waiter, _ in flight.waiters}
+        # Leases would starve the reads, unless there is nothing else to lease.
+        may_land = Prefetch not in kinds and not (LeaseRead in kinds and core.dram.capacity)
         share = core.dram.share(size)
         for tier, allowed in ((core.dram, read.dram_left >= share), (core.landing, may_land)):
             offset = tier.reserve(size) if allowed else None

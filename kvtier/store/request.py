@@ -119,6 +119,12 @@ class LeaseRead(Read):
         return self._make(self)
 
 
+class Prefetch(LeaseRead):
+    """A read that wants its chunks cached, and is not served by a slot they only land in."""
+
+    __slots__ = ()
+
+
 class Flight:
     """One chunk on its way from disk to memory, who waits for it, and then the slot it landed in."""
 

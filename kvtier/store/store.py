@@ -104,6 +104,15 @@ class Store:
         keys = _checked(keys)
         return self._reader.lease(keys, timeout=_check_timeout(timeout, self.config.get_timeout))
 
+    def prefetch(self, keys: Sequence[ChunkKey], *, timeout: float | None = None) -> Transfer[BatchResult]:
+        """Bring chunks into DRAM ahead of a get; HIT per key that is there when the transfer is done.
+
+        Nothing keeps them there: `pin` does. Of more than DRAM holds the head is brought, and the
+        tail is REFUSED with `no_space`.
+        """
+        keys = _checked(keys)
+        return self._reader.prefetch(keys, timeout=_check_timeout(timeout, self.config.get_timeout))
+
     def put(
         self,
         keys: Sequence[ChunkKey],

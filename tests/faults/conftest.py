@@ -9,29 +9,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 import kvtier
 from kvtier.io.base import Batch, IOEngine
+from small_stores import SMALL, numbered_key, pinned_slots, random_payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import numpy as np
     import numpy.typing as npt
-
-KIB, MIB = 1 << 10, 1 << 20
-SMALL: dict[str, Any] = {
-    "capacity": 8 * MIB,
-    "dram": 0,
-    "landing": MIB,
-    "chunk_bytes": 64 * KIB,
-    "part_bytes": 64 * KIB,
-    "io_threads": 4,
-    "get_timeout": 20.0,
-    "put_timeout": 20.0,
-    "close_timeout": 5.0,
-}
 
 
 class HeldEngine(IOEngine):
@@ -72,13 +60,13 @@ class HeldEngine(IOEngine):
 
 @pytest.fixture(scope="session")
 def key() -> Callable[[int], kvtier.ChunkKey]:
-    return lambda i: kvtier.ChunkKey(i.to_bytes(32, "little"))
+    return numbered_key
 
 
 @pytest.fixture(scope="session")
 def payload() -> Callable[..., npt.NDArray[np.uint8]]:
     """`payload(i, nbytes)`: random bytes, the same for the same arguments."""
-    return lambda i, nbytes=64 * KIB: np.random.default_rng((i, nbytes)).integers(0, 256, nbytes, np.uint8)
+    return random_payload
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +91,7 @@ def open_store(tmp_path: Path) -> Iterator[Callable[..., kvtier.Store]]:
     threads, opened = _threads(), []
 
     def make(path: Path | None = None, **changes: Any) -> kvtier.Store:
-        store = kvtier.open(path or tmp_path / "store", **{**SMALL, **changes})
+        store = kvtier.open(path or tmp_path / "store", **{**SMALL, "dram": 0, **changes})
         opened.append(store)
         assert store._core.wait_until_populated(20)
         return store
@@ -113,8 +101,7 @@ def open_store(tmp_path: Path) -> Iterator[Callable[..., kvtier.Store]]:
     leaks = []
     for store in opened:
         if not store._core.closed:
-            store.flush().result(20)
-            leaks += [(n, v) for n, v in store.stats().items() if n.endswith("pinned_slots") and v]
+            leaks += pinned_slots(store)
         store.close()
     assert not leaks, f"slots still pinned: {leaks}"
     end = time.monotonic() + 5

@@ -17,17 +17,13 @@ import pytest
 
 import kvtier
 from kvtier import Reason, Status
-
-KIB, MIB = 1 << 10, 1 << 20
-CHUNK = 64 * KIB
+from kvtier.config import MIB
+from small_stores import CHUNK
+from store_calls import outcome
 
 
 def lendable(nbytes: int = CHUNK) -> Any:
     return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
-
-
-def outcome(result: kvtier.BatchResult, i: int = 0) -> tuple[Status, Reason]:
-    return Status(result.status[i]), Reason(result.reason[i])
 
 
 def stored(store: kvtier.Store, keys: list[Any], payloads: list[Any]) -> None:
@@ -116,13 +112,17 @@ def test_a_late_read_may_be_asked_for_again(open_held: Any, key: Any, payload: A
     assert late.wait_released(5)
 
 
-def test_an_absent_key_is_a_miss_though_the_device_hangs(open_held: Any, key: Any, payload: Any) -> None:
-    """Invariant 3: a miss costs no I/O."""
+def test_invariant_3_an_absent_key_costs_neither_io_nor_memory(
+    open_held: Any, key: Any, payload: Any
+) -> None:
     store, device = open_held()
     stored(store, [key(1)], [payload(1)])
     device.hold_reads()
     store.get([key(1)], into=[np.empty(CHUNK, np.uint8)])
+    held = store.stats()["landing.pinned_slots"], store.stats()["dram.pinned_slots"]
     assert outcome(store.get([key(2)], into=[np.empty(CHUNK, np.uint8)]).result(1))[0] is Status.MISS
+    assert len(device.held) == 1, "only the read of the key that is there"
+    assert (store.stats()["landing.pinned_slots"], store.stats()["dram.pinned_slots"]) == held
     assert store.match([key(1), key(2)]) == 1
 
 

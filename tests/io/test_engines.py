@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 PART = 64 << 10
-NAMES = ["uring", "threads", "threads-python"]
+NAMES = ["uring", "threads", "threads-python", "aio"]
 WAIT = 30
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import kvtier
+from small_stores import SMALL, numbered_key, pinned_slots, random_payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -16,29 +17,27 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-KIB, MIB = 1 << 10, 1 << 20
-SMALL: dict[str, Any] = {
-    "capacity": 8 * MIB,
-    "dram": 2 * MIB,
-    "landing": MIB,
-    "chunk_bytes": 64 * KIB,
-    "part_bytes": 64 * KIB,
-    "io_threads": 4,
-    "get_timeout": 20.0,
-    "put_timeout": 20.0,
-    "close_timeout": 5.0,
-}
-
 
 @pytest.fixture(scope="session")
 def key() -> Callable[[int], kvtier.ChunkKey]:
-    return lambda i: kvtier.ChunkKey(i.to_bytes(32, "little"))
+    return numbered_key
 
 
 @pytest.fixture(scope="session")
 def payload() -> Callable[..., npt.NDArray[np.uint8]]:
     """`payload(i, nbytes)`: random bytes, the same for the same arguments."""
-    return lambda i, nbytes=64 * KIB: np.random.default_rng((i, nbytes)).integers(0, 256, nbytes, np.uint8)
+    return random_payload
+
+
+@pytest.fixture
+def keys(key: Any) -> Callable[[int], list[kvtier.ChunkKey]]:
+    return lambda count: [key(i) for i in range(count)]
+
+
+@pytest.fixture
+def payloads(payload: Any) -> Callable[[int], Any]:
+    """`payloads(n)`: shape (n, CHUNK), row i belongs to key i."""
+    return lambda count: np.stack([payload(i) for i in range(count)])
 
 
 @pytest.fixture
@@ -61,7 +60,6 @@ def open_store(tmp_path: Path) -> Iterator[Callable[..., kvtier.Store]]:
     pinned = []
     for store in opened:
         if not store._core.closed and store._writer._thread.is_alive():
-            store.flush().result(20)
-            pinned += [(n, v) for n, v in store.stats().items() if n.endswith("pinned_slots") and v]
+            pinned += pinned_slots(store)
         store.close()
     assert not pinned, f"slots still pinned: {pinned}"

@@ -99,6 +99,7 @@ def calls(store: Store, keys: Any) -> dict[str, Callable[[], Any]]:
         "match": lambda: store.match(keys),
         "get": lambda: store.get(keys, into=[buffer() for _ in range(count)]),
         "read": lambda: store.read(keys),
+        "prefetch": lambda: store.prefetch(keys),
         "put": lambda: store.put(keys, [buffer() for _ in range(count)]),
         "reserve": lambda: store.reserve(keys, 100),
         "pin": lambda: contextlib.ExitStack().enter_context(store.pin(keys)),
@@ -106,7 +107,7 @@ def calls(store: Store, keys: Any) -> dict[str, Callable[[], Any]]:
     }
 
 
-METHODS = ["match", "get", "read", "put", "reserve", "pin", "delete"]
+METHODS = ["match", "get", "read", "prefetch", "put", "reserve", "pin", "delete"]
 BAD_KEYS: dict[str, Any] = {
     "too short": [K[0], b"x" * 31],
     "too long": [K[0], b"x" * 33],

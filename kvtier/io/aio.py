@@ -1,0 +1,139 @@
+"""The `aio` engine: aiofiles on an event loop of its own. Buffered and simple, for odd platforms and as
+the reference that the other engines are held against.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import io
+import logging
+import os
+import threading
+import time
+from collections import defaultdict
+from typing import Any, Literal
+
+import aiofiles
+
+from kvtier.io.base import SHORT, Batch, IOEngine
+from kvtier.io.parts import Operation
+
+_log = logging.getLogger(__name__)
+
+
+class AioEngine(IOEngine):
+    """Each operation has an open file to itself, since aiofiles moves by the file's own position."""
+
+    name = "aio"
+
+    def __init__(self, in_flight: int) -> None:
+        """Run up to `in_flight` operations at a time."""
+        self._loop = asyncio.new_event_loop()
+        self._places = asyncio.Semaphore(in_flight)
+        self._files: defaultdict[tuple[int, ...], list[Any]] = defaultdict(list)  # idle ones
+        self._idle = threading.Condition()
+        self._running = 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop.run_forever, name="kvtier-aio", daemon=True)
+        self._thread.start()
+
+    def submit(self, batch: Batch) -> None:
+        """Start every operation; see IOEngine.submit."""
+        with self._idle:
+            if self._closed:
+                raise RuntimeError("the engine is closed")
+            self._running += 1
+        asyncio.run_coroutine_threadsafe(self._run(batch), self._loop)
+
+    def close(self, timeout: float) -> bool:
+        """Wait for running batches, then end the loop; see IOEngine.close."""
+        end = time.monotonic() + timeout
+        with self._idle:
+            self._closed = True
+            drained = self._idle.wait_for(lambda: self._running == 0, timeout)
+        if drained and self._thread.is_alive() and self._thread is not threading.current_thread():
+            asyncio.run_coroutine_threadsafe(self._close_files(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(max(1.0, end - time.monotonic()))
+            self._loop.close()
+        return drained
+
+    async def _run(self, batch: Batch) -> None:
+        results = await asyncio.gather(*(self._result(batch, i) for i in range(len(batch.ops))))
+        batch.results[:] = results
+        try:
+            batch.on_done(batch)
+        except Exception:
+            _log.exception("the completion of a batch failed")
+        with self._idle:
+            self._running -= 1
+            self._idle.notify_all()
+
+    async def _result(self, batch: Batch, index: int) -> int:
+        operation = Operation.of(batch, index)
+        async with self._places:
+            try:
+                return await self._with_file(operation)
+            except OSError as error:
+                return error.errno or errno.EIO
+
+    async def _with_file(self, operation: Operation) -> int:
+        """Run an operation on an idle file, or a new one; one that failed is not used again."""
+        flags = fcntl.fcntl(operation.fd, fcntl.F_GETFL) & os.O_ACCMODE
+        status = os.fstat(operation.fd)  # a number may have been closed and given to another file
+        idle = self._files[operation.fd, flags, status.st_dev, status.st_ino]
+        file = idle.pop() if idle else await _open(operation.fd, flags)
+        try:
+            await file.seek(operation.offset)
+            result = await (_write(file, operation) if operation.is_write else _read(file, operation))
+        except io.UnsupportedOperation:
+            await file.close()
+            raise OSError(errno.EBADF, "the descriptor is not open for that") from None
+        except BaseException:
+            await file.close()
+            raise
+        idle.append(file)
+        return result
+
+    async def _close_files(self) -> None:
+        for files in self._files.values():
+            for file in files:
+                await file.close()
+        self._files.clear()
+
+
+async def _open(fd: int, flags: int) -> Any:
+    """The file behind a descriptor, with a position of its own and without O_DIRECT."""
+    mode: Literal["rb", "wb", "r+b"] = "r+b"
+    if flags != os.O_RDWR:
+        mode = "rb" if flags == os.O_RDONLY else "wb"
+
+    def opener(path: str, _: int) -> int:
+        return os.open(path, flags | os.O_CLOEXEC)  # not Python's flags: they would cut the file off
+
+    return await aiofiles.open(f"/proc/self/fd/{fd}", mode, buffering=0, opener=opener)
+
+
+async def _read(file: Any, operation: Operation) -> int:
+    memory = operation.memory()
+    done = 0
+    while done < len(memory):
+        moved = await file.readinto(memory[done:])
+        if not moved:
+            return SHORT
+        done += moved
+    return operation.check()
+
+
+async def _write(file: Any, operation: Operation) -> int:
+    operation.sign()
+    memory = operation.memory()
+    done = 0
+    while done < len(memory):
+        moved = await file.write(memory[done:])
+        if not moved:
+            return errno.EIO
+        done += moved
+    return 0
