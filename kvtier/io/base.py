@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +65,8 @@ class Batch:
 class IOEngine(ABC):
     """Runs batches. Thread-safe."""
 
-    name: ClassVar[str]
+    name: str
+    """As in the setting `engine`."""
 
     @abstractmethod
     def submit(self, batch: Batch) -> None:

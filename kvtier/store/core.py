@@ -8,10 +8,12 @@ import os
 import queue
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kvtier.errors import StoreClosed
 from kvtier.io import open_engine
+from kvtier.io.split import SplitEngine
 from kvtier.metrics import Counters, names
 from kvtier.store.clock import Clock
 from kvtier.tiers.dram import DramTier
@@ -48,7 +50,7 @@ class Core:
         self.engine: IOEngine | None = None
         try:
             if self.disk is not None:
-                self.engine = open_engine(config)
+                self.engine = SplitEngine(partial(open_engine, config))
             self.dram = DramTier(config.dram, config.chunk_bytes)
             self.landing = DramTier(config.landing if self.disk else 0, config.chunk_bytes)
         except BaseException:

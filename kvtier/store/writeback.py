@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kvtier.tiers.slab.tier import SlabTier
 
 _log = logging.getLogger(__name__)
+_WINDOW_BESIDE_READS = 4 << 20  # bytes; whoever reads is waited for, a write is not
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -88,7 +89,8 @@ class Writeback:
         batches: list[tuple[Plan, list[WriteThrough]]] = []
         refused: list[WriteThrough] = []
         with self._core.lock:
-            while self._waiting and self._window < self._core.config.io_window:
+            window = self._core.config.io_window if self._core.reads_are_idle() else _WINDOW_BESIDE_READS
+            while self._waiting and self._window < window:
                 write = self._waiting[0]
                 reason = self._place(write)
                 if reason is None:
