@@ -52,6 +52,16 @@ class Amount:
         share = -(-self.chunks // parts) * self.chunk_bytes
         return share * 5 // 4 + 4 * self.chunk_bytes + 8 * MIB
 
+    def on_disk(self, parts: int) -> int:
+        """Bytes that files and slab of one of `parts` shares take. Raises InvalidRequest if one is empty."""
+        if self.chunks < parts:
+            raise InvalidRequest(f"{self.chunks} chunks do not go round {parts} devices: raise --gib")
+        return -(-self.chunks // parts) * self.chunk_bytes + self.capacity(parts)
+
+    def staging(self) -> int:
+        """Bytes of DRAM for chunks on their way to disk."""
+        return max(4 * self.chunk_bytes, min(256 * MIB, self.nbytes))
+
     def settings(self) -> dict[str, Any]:
         """A store's settings for such chunks; what is not said is the default."""
         least = 2 * self.chunk_bytes
@@ -129,8 +139,6 @@ class Data:
 
     def _fill_slab(self, part: int, on_chunk: Callable[[], object]) -> None:
         share = self.shares[part]
-        if not share:
-            return
         step = max(1, _PUT_BYTES // self.amount.chunk_bytes)
         capacity = self.amount.capacity(len(self.directories))
         with kvtier.open(self.slab(part), capacity=capacity, dram=0, **self.amount.settings()) as store:

@@ -81,12 +81,17 @@ def best(
     return max(found, key=found.__getitem__), found
 
 
+def passes(candidates: Sequence[Way]) -> int:
+    """How many passes `best` takes."""
+    return len(candidates) + min(_AGAIN, len(candidates))
+
+
 def split(directories: Sequence[Path], names: Sequence[Sequence[str]], way: Way) -> list[Job]:
     """Jobs over the files of each directory: one, or for psync one per request in flight."""
     jobs = []
     for directory, own in zip(directories, names, strict=True):
         count = min(way.depth, len(own)) if way.engine == "psync" else 1
-        jobs += [Job(directory, tuple(own[i::count])) for i in range(count) if own]
+        jobs += [Job(directory, tuple(own[i::count])) for i in range(count)]
     return jobs
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from kvtier.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
@@ -62,9 +64,9 @@ class Row:
 
 
 class Meter:
-    """Wall and CPU seconds of this process over a block, and whether the device delivered `nbytes`."""
+    """Wall and CPU seconds of a block that moves `nbytes`, and whether the device delivered just those."""
 
-    def __init__(self, counter: ReadCounter, nbytes: int) -> None:
+    def __init__(self, counter: ReadCounter | None, nbytes: int) -> None:
         self._counter = counter
         self._nbytes = nbytes
         self.wall_s = self.cpu_s = 0.0
@@ -72,7 +74,7 @@ class Meter:
 
     def __enter__(self) -> Self:
         gc.collect()
-        self._before = self._counter.read()
+        self._before = self._counter.read() if self._counter else None
         self._cpu, self._wall = time.process_time(), time.perf_counter()
         return self
 
@@ -81,14 +83,20 @@ class Meter:
     ) -> None:
         self.wall_s = time.perf_counter() - self._wall
         self.cpu_s = time.process_time() - self._cpu
-        after = self._counter.read()
-        if self._before is not None and after is not None:
+        after = self._counter.read() if self._counter else None
+        if self._counter and self._before is not None and after is not None:
             read = after - self._before
             self.cold = self._nbytes <= read <= self._nbytes * (1 + self._counter.slack)
 
     def sample(self, latencies_s: Sequence[float] = ()) -> Sample:
         """The block as a pass."""
         return Sample(self._nbytes, self.wall_s, self.cpu_s, self.cold, latencies_s)
+
+
+def check_rounds(rounds: int) -> None:
+    """Raise InvalidRequest unless there is a round that counts."""
+    if rounds < 1:
+        raise InvalidRequest(f"--rounds is {rounds}, needs at least 1")
 
 
 def interleave(

@@ -15,11 +15,10 @@ from cyclopts import Parameter
 from kvtier import _native
 from kvtier.cli.bench import files, fio, report
 from kvtier.cli.bench.data import Amount, Data
-from kvtier.cli.bench.measure import Contender, Meter, Sample, interleave, rows
+from kvtier.cli.bench.measure import Contender, Meter, Sample, check_rounds, interleave, rows
 from kvtier.cli.bench.place import open_place
 from kvtier.cli.bench.stores import EngineName, StoreReads, engines
 from kvtier.config import MIB
-from kvtier.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,13 +72,10 @@ def read(
         PNG to draw: bandwidth, CPU, and fio's bandwidth against bytes in flight. Needs matplotlib.
     """
     amount = Amount.of(gib, chunk_mib)
-    if rounds < 1:
-        raise InvalidRequest(f"--rounds is {rounds}, needs at least 1")
+    check_rounds(rounds)
     report.check_outputs(json, plot)
     names, absent = engines(engine or [])
-    with open_place(
-        path or [], device, lambda parts: amount.nbytes // parts + amount.capacity(parts)
-    ) as place:
+    with open_place(path or [], device, amount.on_disk) as place:
         with report.progress(2 * amount.chunks) as step:
             data = Data(place.directories, amount, lambda: step("writing the chunks"))
         memory = amount.memory()
@@ -119,7 +115,7 @@ def read(
 def _probe(data: Data, place: Place) -> tuple[fio.Way, dict[fio.Way, float]]:
     most = len(data.shares[-1]) or 1
     candidates = list(fio.ways(data.amount.chunk_bytes, most))
-    with report.progress(len(candidates) + 4) as step:
+    with report.progress(fio.passes(candidates)) as step:
         return fio.best(candidates, lambda way: _fio(data, place, way), step)
 
 

@@ -101,8 +101,6 @@ class StoreReads:
         with ExitStack() as stack:
             stores = []
             for part, share in enumerate(data.shares):
-                if not share:
-                    break
                 nbytes = len(share) * data.amount.chunk_bytes
                 dram = nbytes + nbytes // 16 + 4 * data.amount.chunk_bytes + 32 * MIB if self._leased else 0
                 settings = data.amount.settings()
