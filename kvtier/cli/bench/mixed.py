@@ -91,7 +91,9 @@ def mixed(
                         phase = paced_reads(stores, data, memory, interval, seconds, draw, load)
                     if number:
                         phases[name].append(phase)
-    _report(phases, bandwidth, fraction, place.description, amount, json)
+    settings = {"gib": gib, "chunk_mib": chunk_mib, "engine": engine, "fraction": fraction,
+                "seconds": seconds, "rounds": rounds, "seed": seed}  # fmt: skip
+    _report(phases, bandwidth, place.description, settings, json)
 
 
 @contextmanager
@@ -113,9 +115,8 @@ def _open(data: Data, engine: str) -> Iterator[list[kvtier.Store]]:
 def _report(
     phases: dict[str, list[Paced]],
     bandwidth: float,
-    fraction: float,
     where: str,
-    amount: Amount,
+    settings: dict[str, Any],
     json: Path | None,
 ) -> None:
     found = [_row(name, phases[name]) for name in _NAMES]
@@ -125,12 +126,12 @@ def _report(
     ]
     ratio = statistics.median(ratios)
     note = (
-        f"reads alone reach {bandwidth:.2f} GB/s and were paced at {fraction:g} of it; "
+        f"reads alone reach {bandwidth:.2f} GB/s and were paced at {settings['fraction']:g} of it; "
         f"writes raise their p99 {ratio:.2f} times"
     )
-    report.show(f"mixed, chunks of {amount.chunk_bytes / MIB:g} MiB, {where}", found, _COLUMNS, None, [note])
-    figures = {"bandwidth_gb_s": bandwidth, "fraction": fraction, "p99_ratio": ratio, "rows": found}
-    report.write_json(json, where, {"chunk_mib": amount.chunk_bytes / MIB, **figures})
+    report.show(f"mixed, chunks of {settings['chunk_mib']:g} MiB, {where}", found, _COLUMNS, None, [note])
+    figures = {**settings, "bandwidth_gb_s": bandwidth, "p99_ratio": ratio, "rows": found}
+    report.write_json(json, where, figures)
 
 
 def _row(name: str, phases: list[Paced]) -> dict[str, Any]:

@@ -79,20 +79,8 @@ def read(
         with report.progress(2 * amount.chunks) as step:
             data = Data(place.directories, amount, lambda: step("writing the chunks"))
         memory = amount.memory()
-        contenders, missing = files.contenders(data, memory, place.counter)
+        contenders, probed, missing = _contenders(data, memory, place, names)
         absent |= missing
-        probed: dict[fio.Way, float] = {}
-        if fio.is_installed():
-            best, probed = _probe(data, place)
-            contenders.insert(
-                0, Contender("fio", lambda: _fio(data, place, best), f"{best}; latencies per request")
-            )
-        else:
-            absent["fio"] = fio.MISSING
-        for leased in (False, True):
-            for name in names:
-                reads = StoreReads(data, memory, place.counter, engine=name, leased=leased)
-                contenders.append(reads.contender())
         checksum = _Checksum(memory)
         with report.progress((rounds + 1) * len(contenders)) as step:
             samples = interleave(contenders, rounds, seed, checksum.between(step))
@@ -112,11 +100,25 @@ def read(
         draw(plot, title, figures)
 
 
-def _probe(data: Data, place: Place) -> tuple[fio.Way, dict[fio.Way, float]]:
-    most = len(data.shares[-1]) or 1
-    candidates = list(fio.ways(data.amount.chunk_bytes, most))
-    with report.progress(fio.passes(candidates)) as step:
-        return fio.best(candidates, lambda way: _fio(data, place, way), step)
+def _contenders(
+    data: Data, memory: npt.NDArray[np.uint8], place: Place, names: list[str]
+) -> tuple[list[Contender], dict[fio.Way, float], dict[str, str]]:
+    """The rows, GB/s of the ways of fio that were tried, and why a row is absent."""
+    contenders, absent = files.contenders(data, memory, place.counter)
+    probed: dict[fio.Way, float] = {}
+    if fio.is_installed():
+        candidates = list(fio.ways(data.amount.chunk_bytes, len(data.shares[-1])))
+        with report.progress(fio.passes(candidates)) as step:
+            best, probed = fio.best(candidates, lambda way: _fio(data, place, way), step)
+        detail = f"{best}; latencies per request"
+        contenders.insert(0, Contender("fio", lambda: _fio(data, place, best), detail))
+    else:
+        absent["fio"] = fio.MISSING
+    for leased in (False, True):
+        for name in names:
+            reads = StoreReads(data, memory, place.counter, engine=name, leased=leased)
+            contenders.append(reads.contender())
+    return contenders, probed, absent
 
 
 def _fio(data: Data, place: Place, way: fio.Way) -> Sample:

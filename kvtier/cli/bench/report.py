@@ -85,7 +85,7 @@ def show(
     absent: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
 ) -> None:
-    """Print rows; `columns` maps a figure's name to its heading. Below it, what is absent and why."""
+    """Print rows; `columns` maps a figure's name to its heading. Below: how, and what is absent and why."""
     console = Console()
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
@@ -94,6 +94,9 @@ def show(
     for row in rows:
         table.add_row(row["name"], *(_cell(row.get(name)) for name in columns))
     console.print(table)
+    for row in rows:
+        if row.get("detail"):
+            console.print(f"{row['name']}: {row['detail']}", style="dim", highlight=False, markup=False)
     for note in notes:
         console.print(note, highlight=False, markup=False, soft_wrap=True)
     for name, reason in (absent or {}).items():
