@@ -42,7 +42,7 @@ class Reason(IntEnum):
     CLOSED = 10  # the store was closed before it was done
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class BatchResult:
     """Outcome of one batch, in the caller's key order. The arrays belong to the caller."""
 
@@ -59,6 +59,14 @@ class BatchResult:
         bad = np.flatnonzero(self.status > Status.KNOWN)
         return int(bad[0]) if bad.size else len(self.status)
 
+    def __repr__(self) -> str:
+        outcomes: dict[str, int] = {}
+        for status, reason in zip(self.status.tolist(), self.reason.tolist(), strict=True):
+            name = Status(status).name + (f" {Reason(reason).name.lower()}" if reason else "")
+            outcomes[name] = outcomes.get(name, 0) + 1
+        shown = ", ".join(f"{count} {name}" for name, count in outcomes.items())
+        return f"BatchResult({len(self.status)} keys: {shown or 'none'}; prefix {self.prefix})"
+
     @property
     def ok(self) -> bool:
         """Whether every key is HIT, STORED or KNOWN."""
@@ -70,7 +78,7 @@ class FlushResult:
     """Outcome of `Store.flush`."""
 
     synced: bool
-    """Whether the device confirmed that everything written before is durable."""
+    """Whether a device confirmed that everything written before is durable; never without a disk tier."""
     failed: int
     """Chunks taken in since the last flush that did not get to disk: no space, or a failing device.
     They may still be in DRAM."""

@@ -189,7 +189,7 @@ def test_keys_do_not_depend_on_the_process(seed: str) -> None:
         "print(kvtier.chunk_keys(ids, namespace=bytes(range(32)))[-1].hex())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-P", "-c", code],
         env={**os.environ, "PYTHONHASHSEED": seed},
         capture_output=True,
         text=True,

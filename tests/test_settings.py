@@ -179,6 +179,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, data: bytes | None,
 def test_the_store_does_without_pydantic() -> None:
     code = "import sys; import kvtier; print('pydantic' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == ["False", "False"]

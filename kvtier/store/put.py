@@ -50,7 +50,7 @@ class Put(Request):
         self.writing = 0  # items on their way to disk
         self.copying = False  # its source is being read now: the outcome waits for that
 
-    def address(self, i: int) -> int:
+    def prepare_slot(self, i: int) -> int:
         """Address of the reserved slot of item `i`, with zeros behind the payload."""
         tier, offset = self.slots[i]
         return tier.address_to_fill(offset, self.lengths[i])

@@ -184,24 +184,29 @@ class Reader:
         batches: list[tuple[Plan, list[Flight]]] = []
         refused: list[tuple[Read, int]] = []
         with self._core.lock:
+            skipped = []
             while self._waiting and self._window < self._core.config.io_window:
-                flight = self._waiting[0]
+                flight = self._waiting.popleft()
                 waiters = flight.open_waiters()
-                if waiters and not self._find_place(flight, *waiters[0]):
-                    if not (self.is_idle() and self._core.writes_are_idle()):
-                        break
-                    # Nobody will free a slot by itself: leases hold them all.
+                if waiters and self._find_place(flight, *waiters[0]):
+                    self._add(batches, flight)
+                elif waiters and not self._will_be_stuck():
+                    skipped.append(flight)
+                    if not flight.is_leased():
+                        break  # the landing slots are all in use: those behind would find none either
+                else:
+                    # Wanted by nobody any more; or nobody will free a slot, as leases hold them all.
                     self._close(waiters, Status.REFUSED, Reason.NO_SPACE)
                     refused += waiters
-                    waiters = []
-                self._waiting.popleft()
-                if waiters:
-                    self._add(batches, flight)
-                else:
                     self._leave(flight)
+            self._waiting.extendleft(reversed(skipped))
         for plan, flights in batches:
             self._core.submit(plan.batch(self._on_done, (plan, flights)))
         self._finish(read for read, _ in refused)
+
+    def _will_be_stuck(self) -> bool:
+        """Whether nothing that is under way will free a slot."""
+        return self.is_idle() and self._core.writes_are_idle()
 
     @property
     def _disk(self) -> SlabTier:
@@ -222,7 +227,7 @@ class Reader:
         for tier, allowed in ((core.dram, read.dram_left >= share), (core.landing, may_land)):
             offset = tier.reserve(size) if allowed else None
             if offset is not None:
-                read.dram_left -= share
+                read.dram_left -= share if tier is core.dram else 0.0
                 flight.tier, flight.offset, flight.address = tier, offset, tier.address(offset)
                 return True
         return False
@@ -253,7 +258,10 @@ class Reader:
             self._window -= plan.nbytes
             self._core.counters["disk.bytes_read"] += plan.nbytes
             for flight, outcome in zip(flights, outcomes, strict=True):
-                copies += self._reject(flight, outcome) if outcome else self._land(flight)
+                if outcome:
+                    self._reject(flight, outcome)
+                else:
+                    copies += self._land(flight)
                 self._leave(flight)
         away = [copy for copy in copies if copy[1].targets[copy[2]] != copy[0].address]
         copy_many(
@@ -276,11 +284,10 @@ class Reader:
                 if read.is_done:  # batches ended in any order: the head is to outlive the tail
                     for tier in self._core.tiers:
                         tier.touch_prefix(read.keys)
-        reads.update({flight.lender: None for flight in flights if flight.lender})
         self._finish(reads)
         self._core.pump()
 
-    def _reject(self, flight: Flight, outcome: int) -> list[tuple[Flight, Read, int]]:
+    def _reject(self, flight: Flight, outcome: int) -> None:
         """A flight that brought no good bytes: forget the chunk, or keep it if the device may recover."""
         status, reason = _FAILURES.get(outcome, (Status.FAILED, Reason.IO_ERROR))
         if reason is Reason.IO_ERROR:
@@ -288,7 +295,6 @@ class Reader:
         elif not self._disk.index.is_gone(flight.row):
             self._disk.discard(flight.row)
         self._close(flight.open_waiters(), status, reason)
-        return []
 
     def _land(self, flight: Flight) -> list[tuple[Flight, Read, int]]:
         """Cache a flight if it may be, serve those who read in place, and list the copies to make."""

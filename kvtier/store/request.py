@@ -157,6 +157,10 @@ class Flight:
         """Those that still want it."""
         return [(read, i) for read, i in self.waiters if read.is_open(i)]
 
+    def is_leased(self) -> bool:
+        """Whether somebody wants a view of it, so that not every slot will do."""
+        return any(isinstance(read, LeaseRead) for read, _ in self.open_waiters())
+
     def put_down(self) -> None:
         """One user less; after the last one the slot is free, or no longer pinned in the cache."""
         self.users -= 1

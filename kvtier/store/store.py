@@ -85,6 +85,7 @@ class Store:
         keys = _checked(keys)
         _check_count(keys, into, "into")
         addresses, lengths = regions(into, name="into", writable=True)
+        _check_apart(addresses, lengths)
         if lend:
             for i, (address, nbytes) in enumerate(zip(addresses, lengths, strict=True)):
                 if address % ALIGNMENT or nbytes % ALIGNMENT:
@@ -215,7 +216,8 @@ class Store:
             self._core.check_open()
             for key in dict.fromkeys(keys):
                 rows = [(tier, row) for tier in self._core.tiers if (row := tier.find(key)) != NO_ROW]
-                count += bool(rows) or self._writer.writeback.under_way(key) is not None
+                if rows or self._writer.writeback.under_way(key):
+                    count += 1
                 for tier, row in rows:
                     tier.discard(row)
             self._writer.forget(set(keys))
@@ -252,7 +254,17 @@ class Store:
         self._close()
 
     def __enter__(self) -> Self:
+        with self._core.lock:
+            self._core.check_open()
         return self
+
+    def __repr__(self) -> str:
+        core = self._core
+        where = core.disk.path if core.disk else "DRAM alone"
+        state = (
+            "closed" if core.closed else ", ".join(f"{len(t.index)} chunks in {t.name}" for t in core.tiers)
+        )
+        return f"<Store on {where}: {state}>"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -260,8 +272,10 @@ class Store:
         self.close()
 
     def _match(self, keys: Sequence[bytes]) -> int:
+        """What the disk last failed to read does not count, so that the caller puts it again."""
         for i, key in enumerate(keys):
-            if all(tier.find(key) == NO_ROW for tier in self._core.tiers):
+            rows = [(tier.index, tier.find(key)) for tier in self._core.tiers]
+            if all(row == NO_ROW or index.suspect(row) for index, row in rows):
                 return i
         return len(keys)
 
@@ -320,7 +334,19 @@ def _check_count(keys: Sequence[bytes], buffers: Buffers, name: str) -> None:
     if scalar or isinstance(buffers, bytes | bytearray | memoryview) or not hasattr(buffers, "__len__"):
         raise InvalidRequest(f"{name} is {type(buffers).__name__}, needs a sequence with a buffer per key")
     if len(buffers) != len(keys):
-        raise InvalidRequest(f"{name} has {len(buffers)} buffers, needs one for each of the {len(keys)} keys")
+        flat = getattr(buffers, "ndim", 2) == 1
+        hint = "; a flat array is one buffer per element: give it a row per key" if flat else ""
+        raise InvalidRequest(
+            f"{name} has {len(buffers)} buffers, needs one for each of the {len(keys)} keys{hint}"
+        )
+
+
+def _check_apart(addresses: list[int], lengths: list[int]) -> None:
+    end = previous = -1
+    for address, nbytes, i in sorted(zip(addresses, lengths, range(len(addresses)), strict=True)):
+        if address < end:
+            raise InvalidRequest(f"into[{i}] overlaps into[{previous}], needs memory of its own for each key")
+        end, previous = address + nbytes, i
 
 
 def _check_timeout(timeout: float | None, default: float) -> float:
@@ -344,6 +370,10 @@ class Closing:
         """Close, or wait for whoever is doing it."""
         with self._lock:
             self._close()
+
+    def forget_after_fork(self) -> None:
+        """In a forked child: whoever was closing is not here."""
+        self._lock = threading.Lock()
 
     def unless_begun(self) -> None:
         """Close if nobody has begun to: for the copier, whose end the others wait for."""
@@ -394,5 +424,6 @@ def _close_in_child() -> None:
     _unfinished.clear()
     for store in list(_open_stores):
         store._finalizer.detach()
+        store._close.forget_after_fork()
         store._core.forget_after_fork()
         store._reader.forget_after_fork()

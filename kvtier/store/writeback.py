@@ -87,38 +87,40 @@ class Writeback:
         if not self._waiting:
             return
         batches: list[tuple[Plan, list[WriteThrough]]] = []
-        refused: list[WriteThrough] = []
+        ended: list[WriteThrough] = []
         with self._core.lock:
             window = self._core.config.io_window if self._core.reads_are_idle() else _WINDOW_BESIDE_READS
             while self._waiting and self._window < window:
                 write = self._waiting[0]
-                reason = self._place(write)
-                if reason is None:
-                    break
-                self._waiting.popleft()
-                if reason:
-                    status = Status.FAILED if reason is Reason.DELETED else Status.REFUSED
-                    self._failed += status is Status.REFUSED
-                    self._settle(write, status, reason)
-                    refused.append(write)
-                else:
+                if self._place(write):
                     self._add(batches, write)
+                elif write.deleted:
+                    self._settle(write, Status.FAILED, Reason.DELETED)
+                    ended.append(write)
+                elif self._may_place_later(write):
+                    break
+                else:
+                    self._failed += 1
+                    self._settle(write, Status.REFUSED, Reason.NO_SPACE)
+                    ended.append(write)
+                self._waiting.popleft()
         if batches:
             self._start(batches)
-        if refused:
-            self._after(refused)
+        if ended:
+            self._after(ended)
 
-    def _place(self, write: WriteThrough) -> Reason | None:
-        """Give a write its slot on disk: NONE when it has one, None to wait for one, else why not."""
-        if write.deleted:
-            return Reason.DELETED
-        offset = self._disk.reserve(write.nbytes) if write.fits else None
+    def _place(self, write: WriteThrough) -> bool:
+        """Give a write its slot on disk; False if it is no longer wanted, or there is none for it."""
+        if write.deleted or not write.fits:
+            return False
+        offset = self._disk.reserve(write.nbytes)
         if offset is not None:
             write.write = self._disk.start_write(write.key, offset, write.nbytes)
-            return Reason.NONE
-        if write.fits and (self._window or not self._core.reads_are_idle()):
-            return None
-        return Reason.NO_SPACE
+        return offset is not None
+
+    def _may_place_later(self, write: WriteThrough) -> bool:
+        """Whether something under way will free a slot on disk."""
+        return write.fits and bool(self._window or not self._core.reads_are_idle())
 
     @property
     def _disk(self) -> SlabTier:
@@ -228,14 +230,14 @@ class Writeback:
             self._core.copier.submit(lambda flush=flush: self._sync(flush))  # type: ignore[misc]
 
     def _sync(self, flush: Flush) -> None:
-        synced = True
+        synced = False
         if self._core.disk is not None:
             try:
                 self._core.disk.write_tombstones()
                 self._core.disk.sync()
+                synced = True
             except OSError as error:
                 _log.warning("cannot sync %s: %s", self._core.disk.path, error)
-                synced = False
         with self._core.lock:
             failed, self._failed = self._failed, 0
             if flush not in self._flushes:

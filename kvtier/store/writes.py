@@ -94,7 +94,7 @@ class Writer:
                     continue
                 if not self._place(put, i, pass_through=not dram.capacity):
                     break
-                put.address(i)  # clears what is behind the payload
+                put.prepare_slot(i)
 
     def abort(self, put: Put) -> None:
         """Give back what a reservation holds."""
@@ -162,7 +162,11 @@ class Writer:
                 job = self._jobs.popleft()
                 self._current = job if isinstance(job, Put) else None
             if isinstance(job, Flush):
-                self.writeback.flush(job)
+                try:
+                    self.writeback.flush(job)
+                except Exception:
+                    _log.exception("a flush failed")
+                    job.give_up()
             else:
                 try:
                     self._copy_in(job)
@@ -209,7 +213,7 @@ class Writer:
                 put.copying = bool(batch)
             copy_many(
                 [put.sources[j] for j in batch],
-                [put.address(j) for j in batch],
+                [put.prepare_slot(j) for j in batch],
                 [put.lengths[j] for j in batch],
             )
             with self._core.lock:

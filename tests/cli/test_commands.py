@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "kvtier", *arguments],
+        [sys.executable, "-P", "-m", "kvtier", *arguments],
         capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "COLUMNS": "200"},
     )  # fmt: skip
 
@@ -148,7 +148,7 @@ def test_doctor_reports_every_check(tmp_path: Path) -> None:
 
 def test_doctor_says_why_there_is_no_native_core() -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "kvtier", "doctor", "--json"],
+        [sys.executable, "-P", "-m", "kvtier", "doctor", "--json"],
         capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "KVTIER_NATIVE": "0"},
     )  # fmt: skip
     report = json.loads(found.stdout)

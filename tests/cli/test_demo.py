@@ -105,7 +105,7 @@ def test_a_given_directory_is_used_again_and_a_difference_is_exit_code_1(
 
 
 def test_the_command_line_runs_it(tiny: Path) -> None:
-    command = [sys.executable, "-m", "kvtier", "demo", "--model", str(tiny), "--tokens"]
+    command = [sys.executable, "-P", "-m", "kvtier", "demo", "--model", str(tiny), "--tokens"]
     done = subprocess.run([*command, "100"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "--tokens is 100, needs at least one chunk of 256" in " ".join(done.stderr.split())

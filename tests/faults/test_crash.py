@@ -113,7 +113,7 @@ class Crashes:
         settings = {**self.settings, "engine": engine}
         live = sorted(self.safe)
         worker = subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(self.path), str(seed), json.dumps(self.sizes),
+            [sys.executable, "-P", "-c", WORKER, str(self.path), str(seed), json.dumps(self.sizes),
              json.dumps(settings), str(self.most)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip

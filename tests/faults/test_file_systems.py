@@ -107,7 +107,7 @@ def readable_by_all() -> bool:
     """Whether an unprivileged user can run this Python with this package."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         return False
-    probe = [*UNPRIVILEGED, sys.executable, "-c", "import numpy, kvtier"]
+    probe = [*UNPRIVILEGED, sys.executable, "-P", "-c", "import numpy, kvtier"]
     return subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 

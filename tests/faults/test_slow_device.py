@@ -312,7 +312,7 @@ os._exit(0)
 
 def test_a_store_that_the_collector_finds_closes_itself(tmp_path: Any) -> None:
     worker = subprocess.run(
-        [sys.executable, "-c", COLLECTED, str(tmp_path / "store")],
+        [sys.executable, "-P", "-c", COLLECTED, str(tmp_path / "store")],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert worker.stdout == "done\n", worker.stderr

@@ -218,5 +218,5 @@ def test_an_engine_nobody_closes_ends_quietly(kind: str, end: str) -> None:
     make_engine(kind).close(1)
     make = "UringEngine(2, 1 << 20)" if kind == "uring" else "NativeThreadEngine(2)"
     code = f"import os; from kvtier.io.native import *; engine = {make}; {end}"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    ended = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=20)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -99,5 +99,5 @@ assert before == after, [n for n in before if before[n] != after[n]]
 optional = {"torch", "pydantic", "pydantic_settings", "lz4", "aiofiles", "transformers", "rich", "cyclopts"}
 print(sorted(optional & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("[]\n", "")

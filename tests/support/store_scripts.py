@@ -21,7 +21,7 @@ def open(**more):
 
 def script(body: str, *args: object, wrapper: tuple[str, ...] = (), **kwargs: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*wrapper, sys.executable, "-c", PROLOGUE + textwrap.dedent(body), *map(str, args)],
+        [*wrapper, sys.executable, "-P", "-c", PROLOGUE + textwrap.dedent(body), *map(str, args)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs,
     )  # fmt: skip
 

@@ -230,7 +230,9 @@ if sys.argv[1] == "kill": os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize("end", ["exit", "fork", "kill"])
 def test_a_hanging_device_ends_with_its_owner(emulate: Callable[..., EmulatedDevice], end: str) -> None:
     emulate()
-    done = subprocess.run([sys.executable, "-c", _OWNER, end], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _OWNER, end], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == (-signal.SIGKILL if end == "kill" else 0), done.stderr
     path = Path(done.stdout.strip())
     deadline = time.monotonic() + 10

@@ -278,7 +278,7 @@ FULL_DISK = textwrap.dedent("""
 )
 def test_invariant_8_an_opening_that_fails_for_space_can_be_tried_again(tmp_path: Path, room: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path / "store"), str(room)],
+        [sys.executable, "-P", "-c", FULL_DISK, str(tmp_path / "store"), str(room)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -182,7 +182,7 @@ class Demo:
         )
 
     def _new_process(self) -> tuple[Start, dict[str, Any]]:
-        command = [sys.executable, "-m", "kvtier.cli._demo.worker", str(self.job.write())]
+        command = [sys.executable, "-P", "-m", "kvtier.cli._demo.worker", str(self.job.write())]
         errors = self._work / "errors.txt"
         with (
             self._steps.step("restart: restore from disk in a new process, and continue") as status,

@@ -237,7 +237,7 @@ SCRIPT = textwrap.dedent("""
 @pytest.mark.parametrize("room", [0, 1, 127, 128, 500])
 def test_a_full_disk_leaves_the_journal_as_it_was(path: Path, header: Header, room: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(path), str(room)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-P", "-c", SCRIPT, str(path), str(room)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
