@@ -78,6 +78,11 @@ class StoreConfig:
                 options = ", ".join(repr(choice) for choice in get_args(choices))
                 raise InvalidRequest(f"{name} is {getattr(self, name)!r}, needs one of {options}")
         slot = page_up(self.chunk_bytes)
+        if self.path is None and self.capacity:
+            raise InvalidRequest(
+                "capacity is given but no path: give the directory of the disk tier, or leave capacity out "
+                "for DRAM alone"
+            )
         if self.path is None and self.dram == 0:
             raise InvalidRequest("a store needs a tier: give a path for the disk tier, or dram above 0")
         if 0 < self.dram < slot:

@@ -102,18 +102,18 @@ def _from_array_like(tokens: Any) -> npt.NDArray[Any]:
 
 def _from_sequence(tokens: Sequence[int]) -> npt.NDArray[Any]:
     """Exact integers only: NumPy would turn booleans and floats into ids without a word."""
+    needs = f"needs integers from 0 to {MAX_TOKEN}"
     try:
         tokens = list(tokens)
-        if any(isinstance(token, bool) for token in tokens):
-            raise TypeError
-        ids = [operator.index(token) for token in tokens]
     except TypeError:
-        raise InvalidRequest(
-            f"tokens holds something that is no integer, needs ids from 0 to {MAX_TOKEN}"
-        ) from None
-    for token in ids:
-        if not 0 <= token <= MAX_TOKEN:
-            raise InvalidRequest(f"tokens holds {token}, needs integers from 0 to {MAX_TOKEN}")
+        raise InvalidRequest(f"tokens is {type(tokens).__name__}, needs a sequence of ids") from None
+    for i, token in enumerate(tokens):
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise InvalidRequest(f"tokens[{i}] is {token!r} ({type(token).__name__}), {needs}")
+    ids = [operator.index(token) for token in tokens]
+    if ids and not (min(ids) >= 0 and max(ids) <= MAX_TOKEN):
+        wrong = next(i for i, token in enumerate(ids) if not 0 <= token <= MAX_TOKEN)
+        raise InvalidRequest(f"tokens[{wrong}] is {ids[wrong]}, {needs}")
     return np.array(ids, "<u4")
 
 

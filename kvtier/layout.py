@@ -103,6 +103,8 @@ class Namespace:
                 else type(self.weights).__name__
             )
             raise InvalidRequest(f"weights is {got}, needs a digest of 32 bytes")
+        if not isinstance(self.layout, KVLayout):
+            raise InvalidRequest(f"layout is {type(self.layout).__name__}, needs a KVLayout")
         for name in ("model", "order", "lora", "salt"):
             if not isinstance(getattr(self, name), str):
                 raise InvalidRequest(f"{name} is {getattr(self, name)!r}, needs a string")

@@ -27,6 +27,8 @@ def load(source: str | PathLike[str] | None, overrides: dict[str, Any]) -> Store
     parse, or a file that cannot be read.
     """
     from_file: dict[str, Any] = {}
+    if source is not None and not isinstance(source, str | os.PathLike):
+        raise InvalidRequest(f"path is {type(source).__name__}, needs a directory or a .toml file")
     if source is not None and Path(source).suffix == ".toml":
         from_file = _read_toml(Path(source))
     elif source is not None:
@@ -76,6 +78,7 @@ def _validate(values: dict[str, Any]) -> StoreConfig:
         model = create_model("Settings", **definitions)(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InvalidRequest(f"setting {where!r} is {first['input']!r}: {first['msg']}") from error
+        name = str(first["loc"][0])
+        needs = "needs bytes of at least 0, or a size like '64GiB'" if name in _SIZES else first["msg"]
+        raise InvalidRequest(f"setting {name!r} is {first['input']!r}: {needs}") from error
     return StoreConfig(**{name: getattr(model, name) for name in FIELDS})

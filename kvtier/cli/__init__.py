@@ -23,7 +23,9 @@ def main() -> None:
     try:
         app()
     except KVTierError as error:
-        Console(stderr=True).print(f"kvtier: {error}", style="red", highlight=False, markup=False)
+        Console(stderr=True).print(
+            f"kvtier: {error}", style="red", highlight=False, markup=False, soft_wrap=True
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

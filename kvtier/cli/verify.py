@@ -30,8 +30,9 @@ def verify(path: Path) -> None:
     if not path.is_dir():
         raise IncompatibleStore(f"{path} is not a directory, so it holds no store")
     console = Console()
-    found = inspection.inspect(path)
+    inspection.inspect(path)  # before the lock, which would make a file in what is no store
     lock = lock_directory(path)
+    found = inspection.inspect(path)
     engine = open_engine(StoreConfig(path=path))
     bad = []
     try:

@@ -24,6 +24,8 @@ def lock_directory(path: Path) -> int:
 
     Raises StoreInUse with the owner's pid, TierUnavailable if the directory cannot be written.
     """
+    if path.exists() and not path.is_dir():
+        raise TierUnavailable(f"{path} is a file, and a store needs a directory: choose another path")
     try:
         path.mkdir(parents=True, exist_ok=True)
         fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -91,7 +93,10 @@ def read_headers(path: Path) -> Found:
 
 def check_free_space(path: Path, wanted: int) -> None:
     """Raise TierUnavailable unless the slab and journal at `path` can grow to `wanted` bytes in all."""
-    disk = os.statvfs(path)
+    existing = path
+    while not existing.exists():
+        existing = existing.parent
+    disk = os.statvfs(existing)
     free = disk.f_bavail * disk.f_frsize
     held = sum((path / name).stat().st_blocks * 512 for name in (SLAB, JOURNAL) if (path / name).exists())
     if wanted > free + held:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from kvtier.config import StoreConfig
 
+_log = logging.getLogger(__name__)
 _TEMPORARY = JOURNAL + ".new"
 
 
@@ -42,6 +44,13 @@ class Files:
     reserved: bool
     """Whether the file system holds the space for the whole slab."""
     journal_header: Header
+
+
+def check_new(path: Path, config: StoreConfig) -> None:
+    """Raise what `open_files` would for a directory without a store, before anything is made there."""
+    if path.is_file() or (path / JOURNAL).exists() or (path / SLAB).exists():
+        return
+    check_free_space(path, _settle(Found(), config).capacity)
 
 
 def open_files(path: Path, config: StoreConfig) -> tuple[Header, Files, Recovered]:
@@ -63,6 +72,8 @@ def open_files(path: Path, config: StoreConfig) -> tuple[Header, Files, Recovere
 
     data = (path / JOURNAL).read_bytes() if found.journal else header.for_journal(1).encode()
     recovered = replay(data, found.journal or header, extents)
+    recovered.journal_lost = found.slab is not None and found.journal is None
+    _tell(path, found, header, recovered)
     journal_header = found.journal
     if found.journal is None or _is_stale(data, found.journal, header, recovered):
         records = np.frombuffer(data, RECORD, count=len(data) // RECORD_BYTES - 1, offset=RECORD_BYTES)
@@ -77,6 +88,18 @@ def open_files(path: Path, config: StoreConfig) -> tuple[Header, Files, Recovere
     # Only now, with no record left beyond it, may the slab shrink.
     fd, direct, reserved = open_slab(path, SLAB_HEADER_BYTES + extents * header.extent_bytes)
     return header, Files(fd, direct, reserved, journal_header), recovered
+
+
+def _tell(path: Path, found: Found, header: Header, recovered: Recovered) -> None:
+    """Log what of a store could not be kept."""
+    if recovered.journal_lost:
+        _log.warning("the journal of %s is missing or damaged: the store starts empty", path)
+    if recovered.damaged:
+        _log.warning("%d records of the journal of %s are damaged", recovered.damaged, path)
+    if recovered.dropped:
+        smaller = found.journal is not None and header.capacity < found.journal.capacity
+        why = "its capacity was lowered" if smaller else "their records are incomplete or overwritten"
+        _log.warning("%d chunks of %s are dropped: %s", recovered.dropped, path, why)
 
 
 def _settle(found: Found, config: StoreConfig) -> Header:

@@ -38,6 +38,9 @@ class Recovered:
     dropped: int
     """Chunks that cannot be served: incomplete, overwritten, or outside the slab."""
 
+    journal_lost: bool = False
+    """Whether there was a store, but no journal that could be read."""
+
     @property
     def keys(self) -> bytes:
         """The n keys, joined."""

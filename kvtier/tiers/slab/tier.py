@@ -19,7 +19,7 @@ from kvtier.io.plan import Plan
 from kvtier.tiers.base import Tier
 from kvtier.tiers.slab import directory
 from kvtier.tiers.slab.journal import Journal
-from kvtier.tiers.slab.opening import open_files
+from kvtier.tiers.slab.opening import check_new, open_files
 from kvtier.tiers.slab.recovery import Recovered, sums_shape
 from kvtier.tiers.slab.snapshot import snapshot
 
@@ -62,6 +62,7 @@ class SlabTier(Tier):
         assert config.path is not None
         self.path = Path(config.path)
         self._lock = lock
+        check_new(self.path, config)
         with contextlib.ExitStack() as undo:
             self._lock_fd = directory.lock_directory(self.path)
             undo.callback(os.close, self._lock_fd)
@@ -103,6 +104,7 @@ class SlabTier(Tier):
             "recovered": len(recovered.chunks),
             "recovery_damaged": recovered.damaged,
             "recovery_dropped": recovered.dropped,
+            "recovery_journal_lost": int(recovered.journal_lost),
         }
 
     @property
