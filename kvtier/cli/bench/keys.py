@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 import time
 from pathlib import Path  # noqa: TC003  the command line reads the types
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from cyclopts import Parameter
 
 import kvtier
 from kvtier.cli.bench import report
@@ -25,7 +26,7 @@ _PAYLOAD = np.ones(4096, np.uint8)
 def keys(
     *,
     tokens: int = 100_000,
-    chunk_tokens: tuple[int, ...] = (256, 16),
+    chunk_tokens: Annotated[tuple[int, ...], Parameter(negative="")] = (256, 16),
     rounds: int = 50,
     json: Path | None = None,
 ) -> None:

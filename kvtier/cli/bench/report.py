@@ -87,22 +87,25 @@ def show(
 ) -> None:
     """Print rows; `columns` maps a figure's name to its heading. Below: how, and what is absent and why."""
     console = Console()
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
     for heading in columns.values():
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(row["name"], *(_cell(row.get(name)) for name in columns))
+    _say(console, title, style="bold")
     console.print(table)
     for row in rows:
         if row.get("detail"):
-            console.print(f"{row['name']}: {row['detail']}", style="dim", highlight=False, markup=False)
+            _say(console, f"{row['name']}: {row['detail']}", style="dim")
     for note in notes:
-        console.print(note, highlight=False, markup=False, soft_wrap=True)
+        _say(console, note)
     for name, reason in (absent or {}).items():
-        console.print(
-            f"{name} is absent: {reason}", style="dim", highlight=False, soft_wrap=True, markup=False
-        )
+        _say(console, f"{name} is absent: {reason}", style="dim")
+
+
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def _cell(value: Any) -> str:
