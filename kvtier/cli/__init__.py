@@ -8,6 +8,7 @@ from cyclopts import App
 from rich.console import Console
 
 from kvtier import __version__
+from kvtier.cli.bench import app as bench
 from kvtier.errors import KVTierError
 
 app = App(name="kvtier", version=__version__, help="Tiered KV-cache storage for LLM inference.")
@@ -16,6 +17,7 @@ app.command("kvtier.cli.demo:demo", help="Store a real prompt's KV, restart, and
 app.command("kvtier.cli.doctor:doctor", help="Show what this machine offers, and how to get the rest.")
 app.command("kvtier.cli.inspect:inspect", help="Show what a store's files hold.")
 app.command("kvtier.cli.verify:verify", help="Read and check every chunk of a store.")
+app.command(bench)
 
 
 def main() -> None:
