@@ -40,7 +40,7 @@ class Way:
 
     def __str__(self) -> str:
         unit = "jobs" if self.engine == "psync" else "deep"
-        return f"fio {self.engine}, {self.block / _MIB:g} MiB, {self.depth} {unit}"
+        return f"{self.engine}, {self.block / _MIB:g} MiB, {self.depth} {unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ def best(
     """The fastest of the candidates by the mean of two passes, and GB/s of them all."""
     found: dict[Way, float] = {}
     for way in candidates:
-        on_pass(str(way))
+        on_pass(f"fio {way}")
         found[way] = run(way).gb_s
     fastest = sorted(candidates, key=found.__getitem__, reverse=True)[:_AGAIN]
     for way in fastest:
-        on_pass(str(way))
+        on_pass(f"fio {way}")
         found[way] = statistics.mean((found[way], run(way).gb_s))
     return max(fastest, key=found.__getitem__), found
 
@@ -117,7 +117,7 @@ def run(kind: Literal["read", "randwrite"], way: Way, jobs: Sequence[Job]) -> Sa
     environment = {**os.environ, **_HUGE_PAGES}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise TierUnavailable(f"{way} failed: {(done.stderr or done.stdout).strip()[-500:]}")
+        raise TierUnavailable(f"fio ({way}) failed: {(done.stderr or done.stdout).strip()[-500:]}")
     return _sample(json.loads(done.stdout[done.stdout.index("{") :]), "read" if kind == "read" else "write")
 
 

@@ -129,7 +129,7 @@ def _fio(data: Data, place: Place, way: fio.Way) -> Sample:
     with Meter(place.counter, data.amount.nbytes) as meter:
         sample = fio.run("read", way, jobs)
     if sample.nbytes != data.amount.nbytes:
-        raise AssertionError(f"{way} read {sample.nbytes} bytes, not {data.amount.nbytes}")
+        raise AssertionError(f"fio ({way}) read {sample.nbytes} bytes, not {data.amount.nbytes}")
     return dataclasses.replace(sample, cold=meter.cold)
 
 
