@@ -61,6 +61,11 @@ class SlotCache:
         """Row of `key`, or NO_ROW."""
         return self.table.find(key)
 
+    def is_sound(self, key: bytes) -> bool:
+        """Whether there is an entry for `key`, and the device did not last fail to read it."""
+        row = self.table.find(key)
+        return row != NO_ROW and not self._flags[row] & SUSPECT
+
     def key(self, row: int) -> bytes:
         """Key of an entry."""
         return self.table.key(row)

@@ -35,7 +35,12 @@ class KeyTable:
 
     def find(self, key: bytes) -> int:
         """Row of `key`, or EMPTY."""
-        return self._rows[self._slot(key)]
+        # As `_slot`, without its call: whole prompts are looked up key by key.
+        rows, mask, keys = self._rows, self._mask, self._keys
+        slot = hash(key) & mask
+        while (row := rows[slot]) != EMPTY and keys[row * KEY_BYTES : (row + 1) * KEY_BYTES] != key:
+            slot = (slot + 1) & mask
+        return row
 
     def insert(self, key: bytes, row: int) -> None:
         """Bind a key that is not in the table to a row that no key is bound to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 import time
 from contextlib import ExitStack, contextmanager
@@ -36,8 +37,8 @@ def engines(chosen: Sequence[EngineName]) -> tuple[list[str], dict[str, str]]:
     for name in ("uring", "threads", "aio"):
         if chosen and name not in chosen:
             absent[f"kvtier-{name}"] = "not asked for"
-        elif name == "aio":
-            absent["kvtier-aio"] = "kvtier has no engine of that name yet"
+        elif name == "aio" and importlib.util.find_spec("aiofiles") is None:
+            absent["kvtier-aio"] = "aiofiles is not installed: pip install 'kvtier[aio]'"
         elif name == "uring" and (obstacle := uring_obstacle()):
             absent["kvtier-uring"] = obstacle
         else:

@@ -77,6 +77,7 @@ def read_headers(path: Path) -> Found:
         except FileNotFoundError:
             continue
         try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # or it reads ahead into the slots
             data = os.pread(fd, RECORD_BYTES, 0)
         finally:
             os.close(fd)
