@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from kvtier import _native
@@ -10,6 +11,9 @@ from kvtier.errors import TierUnavailable
 if TYPE_CHECKING:
     from kvtier.config import StoreConfig
     from kvtier.io.base import IOEngine
+
+
+_log = logging.getLogger(__name__)
 
 
 def uring_obstacle() -> str:
@@ -36,7 +40,15 @@ def open_engine(config: StoreConfig) -> IOEngine:
     from kvtier.io.native import NativeThreadEngine, UringEngine
 
     if not obstacle:
-        return UringEngine(depth=config.io_depth, max_bytes=config.io_window)
+        try:
+            return UringEngine(depth=config.io_depth, max_bytes=config.io_window)
+        except OSError as error:  # the probe's ring fitted, this one does not: the locked-memory limit
+            if config.engine == "uring":
+                raise TierUnavailable(
+                    f"engine is 'uring', but {error}: raise `ulimit -l`, lower io_depth, or set engine "
+                    "to 'auto'"
+                ) from error
+            _log.warning("%s: reading and writing with threads instead", error)
     return NativeThreadEngine(threads=config.io_threads)
 
 
