@@ -50,11 +50,31 @@ def copy_many(
 ) -> None:
     """Copy nbytes[i] bytes from address src[i] to dst[i]; ranges must not overlap."""
 
+def copy_hashed(
+    src: npt.NDArray[np.uint64],
+    dst: npt.NDArray[np.uint64],
+    nbytes: npt.NDArray[np.uint64],
+    sums: npt.NDArray[np.uint64],
+) -> None:
+    """copy_many that puts the xxh3_64 of each piece, with seed 0, into sums, in the same pass.
+
+    Raises ValueError, before anything is copied, for pieces of at most 240 bytes.
+    """
+
 def xxh3_64(address: int, length: int, seed: int) -> int:
     """xxh3_64 of more than 240 bytes."""
 
 def xxh3_parts(address: int, length: int, part_bytes: int, seed: int, out: npt.NDArray[np.uint64]) -> None:
     """xxh3_64 of every part, part j with seed + j (mod 2**64)."""
+
+def split_planes16(src: int, nbytes: int, high: int, low: int) -> None:
+    """Split 16-bit elements, rotated left by one bit, into upper bytes and lower ones.
+
+    `high` has room for nbytes // 2 bytes, `low` for the rest, an odd last byte included; nothing overlaps.
+    """
+
+def join_planes16(high: int, low: int, nbytes: int, dst: int) -> None:
+    """The inverse of `split_planes16`: `nbytes` bytes at `dst`."""
 
 def checksum_path() -> Literal["portable", "avx2", "avx512"]:
     """The vector path in use."""

@@ -40,6 +40,17 @@ class Reason(IntEnum):
     CANCELLED = 8  # Transfer.cancel() came before the device
     DELETED = 9  # Store.delete() came before the write was done
     CLOSED = 10  # the store was closed before it was done
+    TIER_DOWN = 11  # the device failed or hung lately and is not asked for now; the entry is kept
+    ADMISSION = 12  # not worth a write to disk now: the `endurance` budget, or the `admission` setting
+    QUOTA = 13  # the tenant has used up its quota, and nothing of its own can make room
+
+
+class TierName(IntEnum):
+    """Where a HIT was served from."""
+
+    NONE = 0  # no HIT
+    DRAM = 1
+    DISK = 2  # read for this call, or for another that it joined
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -52,6 +63,8 @@ class BatchResult:
     """Shape (n,): a `Reason` per key, NONE where the status is HIT, STORED or KNOWN."""
     nbytes: npt.NDArray[np.int64]
     """Shape (n,): payload bytes delivered or accepted per key."""
+    tier: npt.NDArray[np.uint8]
+    """Shape (n,): a `TierName` per key, NONE where the status is not HIT."""
 
     @property
     def prefix(self) -> int:
@@ -74,11 +87,38 @@ class BatchResult:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerUsage:
+    """What one owner holds in one tier."""
+
+    tier: str
+    """`dram`, or `disk` for all paths together."""
+    id: int
+    """Names the owner in every record; 0: nobody."""
+    namespace: str
+    """Public name of the namespace, 64 hex digits: no key can be made of it. Empty if none was given, or
+    if damage to the disk has cost it."""
+    tenant: str
+    """Name of the tenant, empty likewise."""
+    chunks: int
+    nbytes: int
+    """Bytes of the slots that the chunks take up."""
+    oldest: int
+    """When the first of them was stored, in seconds since 1970."""
+    median: int
+    """The same of the one in the middle."""
+    newest: int
+    """The same of the last one."""
+    expired: int
+    """Chunks of them whose time is over, and whose room is not free yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class FlushResult:
     """Outcome of `Store.flush`."""
 
     synced: bool
     """Whether a device confirmed that everything written before is durable; never without a disk tier."""
     failed: int
-    """Chunks taken in since the last flush that did not get to disk: no space, or a failing device.
+    """Chunks taken in since the last flush that did not get to disk: no space, not admitted, or a failing
+    device.
     They may still be in DRAM."""

@@ -44,7 +44,7 @@ def test_settings_do_not_change_afterwards() -> None:
     config = StoreConfig()
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.dram = 1  # type: ignore[misc]
-    assert FIELDS[:2] == ("path", "capacity")
+    assert FIELDS[:2] == ("paths", "capacity")
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -65,12 +65,25 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"close_timeout": math.nan}, "close_timeout is nan"),
     ({"engine": "io_uring"}, "engine is 'io_uring', needs one of 'auto', 'uring', 'threads'"),
     ({"on_incompatible": "ignore"}, "on_incompatible is 'ignore', needs one of 'error', 'discard'"),
+    ({"access": "everyone"}, "access is 'everyone', needs one of 'owner', 'group'"),
+    ({"admission": "never"}, "admission is 'never', needs one of 'always', 'second-touch'"),
+    ({"endurance": -1}, "endurance is -1, needs to be at least 0"),
+    ({"free_space": -1}, "free_space is -1, needs to be at least 0"),
+    ({"io_window": -1}, "io_window is -1, needs to be at least 0"),
+    ({"paths": (DISK, Path("/other"), DISK)}, "paths names /somewhere twice"),
+    (
+        {"paths": (DISK, Path("/other")), "capacity": 8 * MIB},
+        "capacity is 8388608 bytes, 4194304 for each path, below one chunk",
+    ),
     ({"dram": 0}, "needs a tier: give a path"),
     ({"dram": 4 * MIB - 1}, "dram is 4194303 bytes, below one chunk of 4194304"),
     ({"landing": 4 * MIB - 1}, "landing is 4194303 bytes, needs room for one chunk"),
-    ({"landing": 0, "path": DISK}, "landing is 0 bytes"),
+    ({"landing": 0, "paths": (DISK,)}, "landing is 0 bytes"),
     ({"io_window": 4 * MIB - 1}, "io_window is 4194303 bytes"),
-    ({"path": DISK, "capacity": 4 * MIB}, "capacity is 4194304 bytes, below one chunk of 4194304 and the"),
+    (
+        {"paths": (DISK,), "capacity": 4 * MIB},
+        "capacity is 4194304 bytes, below one chunk of 4194304",
+    ),
 ]
 
 
@@ -93,10 +106,10 @@ def test_invariant_2_an_infinite_timeout_is_never(
 
 def test_the_smallest_capacity_holds_a_chunk_and_its_journal() -> None:
     least = 64 * KIB + PAGE + 64 * KIB
-    config = StoreConfig(path=DISK, capacity=least, chunk_bytes=64 * KIB)
+    config = StoreConfig(paths=(DISK,), capacity=least, chunk_bytes=64 * KIB)
     assert extent_area(config.capacity, config.chunk_bytes) == 64 * KIB
     with pytest.raises(InvalidRequest, match="raise capacity, or lower chunk_bytes"):
-        StoreConfig(path=DISK, capacity=least - 1, chunk_bytes=64 * KIB)
+        StoreConfig(paths=(DISK,), capacity=least - 1, chunk_bytes=64 * KIB)
 
 
 @pytest.mark.parametrize("part", [64 * KIB, 128 * KIB, 256 * KIB, 512 * KIB, MIB])
@@ -104,8 +117,15 @@ def test_parts_of_every_power_of_two_in_range_do(part: int) -> None:
     assert StoreConfig(part_bytes=part).part_bytes == part
 
 
+def test_paths_share_the_capacity_equally() -> None:
+    both = StoreConfig(paths=(DISK, Path("/other")), capacity=2 * GIB + 1, io_threads=3)
+    one = both.of_path(Path("/other"))
+    assert (one.paths, one.capacity, one.io_threads) == ((Path("/other"),), GIB, 3)
+    assert both.path == DISK
+
+
 def test_dram_may_be_left_out_with_a_disk() -> None:
-    assert StoreConfig(path=DISK, dram=0).dram == 0
+    assert StoreConfig(paths=(DISK,), dram=0).dram == 0
 
 
 @given(st.integers(0, 1 << 50))

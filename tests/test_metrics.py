@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvtier.metrics import Counters, names
-from kvtier.types import Reason, Status
+from kvtier.types import Reason, Status, TierName
 
 FAILURES = [reason for reason in Reason if reason]
 
@@ -20,17 +20,17 @@ def test_names_are_distinct_and_start_at_zero() -> None:
     assert set(fresh().values()) == {0}
 
 
-@pytest.mark.parametrize("tier", ["dram", "disk"])
-def test_a_hit_counts_for_its_tier(tier: str) -> None:
+@pytest.mark.parametrize("tier", [TierName.DRAM, TierName.DISK])
+def test_a_hit_counts_for_its_tier(tier: TierName) -> None:
     counters = fresh()
     counters.count_get(Status.HIT, Reason.NONE, tier)
-    assert +counters == {f"{tier}.hits": 1}
+    assert +counters == {f"{tier.name.lower()}.hits": 1}
 
 
 @pytest.mark.parametrize("reason", FAILURES)
 def test_invariant_7_every_reason_has_its_counter(reason: Reason) -> None:
     counters = fresh()
-    counters.count_get(Status.MISS, reason, "")
+    counters.count_get(Status.MISS, reason, TierName.NONE)
     counters.count_put(Status.REFUSED, reason)
     assert +counters == {f"get.{reason.name.lower()}": 1, f"put.{reason.name.lower()}": 1}
     assert set(counters) == set(names()), "a counter appeared that a fresh store does not show"
@@ -46,8 +46,8 @@ def test_stored_and_known_are_told_apart(status: Status, name: str) -> None:
 
 def test_invariant_10_the_outcomes_add_up_to_the_requests() -> None:
     counters = fresh()
-    gets = [(Status.HIT, Reason.NONE, "dram"), (Status.HIT, Reason.NONE, "disk")]
-    gets += [(Status.MISS, reason, "") for reason in FAILURES]
+    gets = [(Status.HIT, Reason.NONE, TierName.DRAM), (Status.HIT, Reason.NONE, TierName.DISK)]
+    gets += [(Status.MISS, reason, TierName.NONE) for reason in FAILURES]
     puts = [(Status.STORED, Reason.NONE), (Status.KNOWN, Reason.NONE)]
     puts += [(Status.FAILED, reason) for reason in FAILURES]
     for get in gets * 3:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kvtier.config import FIELDS, GIB, KIB, MIB
+from kvtier.config import FIELDS, GIB, KIB, MIB, StoreConfig
 from kvtier.errors import InvalidRequest
 from kvtier.settings import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def toml(tmp_path: Path, text: str) -> Path:
@@ -59,7 +64,10 @@ def test_every_size_may_have_a_unit(name: str) -> None:
         ("engine", "urin"),
         ("get_timeout", "soon"),
         ("on_incompatible", "ignore"),
-        ("path", 7),
+        ("paths", 7),
+        ("paths", ""),
+        ("paths", ["/cache", 7]),
+        ("paths", "/ca\0che"),
     ],
 )
 def test_what_does_not_parse_is_refused_by_name_with_what_it_got(name: str, value: Any) -> None:
@@ -80,8 +88,15 @@ def test_a_directory_is_the_path() -> None:
     assert load(None, {}).path is None
 
 
+def test_several_directories_are_the_paths(tmp_path: Path) -> None:
+    both = (Path("/cache"), Path("/other"))
+    assert load(["/cache", Path("/other")], {}).paths == both
+    assert load(toml(tmp_path, 'paths = ["/cache", "/other"]'), {}).paths == both
+    assert load(None, {"paths": "/cache"}).paths == (Path("/cache"),)
+
+
 def test_a_file_is_toml(tmp_path: Path) -> None:
-    path = toml(tmp_path, 'path = "/cache"\ncapacity = "2GiB"\nio_threads = 3\nget_timeout = 1.5\n')
+    path = toml(tmp_path, 'paths = "/cache"\ncapacity = "2GiB"\nio_threads = 3\nget_timeout = 1.5\n')
     config = load(str(path), {})
     assert (config.path, config.capacity) == (Path("/cache"), 2 * GIB)
     assert (config.io_threads, config.get_timeout) == (3, 1.5)
@@ -103,24 +118,31 @@ def test_keywords_come_before_the_environment_and_that_before_the_file(
 @pytest.mark.parametrize("name", FIELDS)
 def test_every_setting_has_a_variable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {
-        "path": ("/cache", Path("/cache")),
+        "paths": ("/cache:/other", (Path("/cache"), Path("/other"))),
+        "check_dram": ("true", True),
+        "kind": ("files", "files"),
         "engine": ("threads", "threads"),
         "on_incompatible": ("discard", "discard"),
+        "access": ("group", "group"),
+        "admission": ("second-touch", "second-touch"),
         "part_bytes": ("128KiB", 128 * KIB),
         "get_timeout": ("2.5", 2.5),
+        "open_timeout": ("2.5", 2.5),
         "put_timeout": ("2.5", 2.5),
         "close_timeout": ("2.5", 2.5),
         "io_threads": ("7", 7),
         "io_depth": ("7", 7),
         "max_queued_chunks": ("7", 7),
+        "ttl": ("2.5", 2.5),
+        "quotas": ("acme=10GiB, a=b=5MiB", {"acme": 10 * GIB, "a=b": 5 * MIB}),
     }
     text, value = values.get(name, ("8MiB", 8 * MIB))
     monkeypatch.setenv(f"KVTIER_{name.upper()}", text)
-    assert getattr(load(None if name == "path" else "/cache", {}), name) == value
+    assert getattr(load(None if name == "paths" else "/cache", {}), name) == value
 
 
 def test_a_source_comes_before_the_path_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVTIER_PATH", "/other")
+    monkeypatch.setenv("KVTIER_PATHS", "/other")
     assert load(None, {}).path == Path("/other")
     assert load("/cache", {}).path == Path("/cache")
 
@@ -128,7 +150,7 @@ def test_a_source_comes_before_the_path_in_the_environment(monkeypatch: pytest.M
 def test_an_unknown_keyword_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(InvalidRequest, match="unknown setting 'capasity'; did you mean 'capacity'"):
         load(None, {"capasity": 1})
-    with pytest.raises(InvalidRequest, match="unknown setting 'zzz'; known: path, capacity"):
+    with pytest.raises(InvalidRequest, match="unknown setting 'zzz'; known: paths, capacity"):
         load(None, {"zzz": 1})
 
 
@@ -182,3 +204,57 @@ def test_the_store_does_without_pydantic() -> None:
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == ["False", "False"]
+
+
+VALUES = st.recursive(
+    st.integers() | st.floats() | st.text(max_size=12) | st.booleans() | st.datetimes()
+    | st.sampled_from(["1GiB", "-1", "1e400", "\0", "0x10", "nan", "64KiB", 2**63, 10**400, "9" * 5000]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+
+
+def one_error(load_it: Callable[[], StoreConfig]) -> None:
+    try:
+        config = load_it()
+    except InvalidRequest as error:
+        message = str(error)
+        if len(message) > 1500:
+            pytest.fail(f"nobody reads {message}")
+    else:
+        assert isinstance(config, StoreConfig)
+
+
+@given(name=st.sampled_from(FIELDS), value=VALUES)
+def test_any_value_of_any_setting_is_a_setting_or_refused(name: str, value: Any) -> None:
+    one_error(lambda: load(None, {name: value}))
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=8), VALUES, max_size=3))
+def test_any_values_together_are_settings_or_refused(values: dict[str, Any]) -> None:
+    one_error(lambda: load(None, values))
+
+
+NAMES = st.sampled_from(FIELDS) | st.text("abc.-_\"'", max_size=4)
+LITERALS = st.sampled_from(
+    ['"1GiB"', "1",
+     "-1", "1.5", "inf", "nan", "true", "[]", '["/a", 1]', "{}", "1979-05-27", "0o600", '"\\u0000"',
+     '"""', "'", "0x_", "1" * 5000, "[" * 3000, "{a=" * 500, "\0", "\ud7ff"]
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def any_toml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("settings") / "any.toml"
+
+
+@given(st.binary(max_size=100) | st.text(max_size=100).map(lambda text: text.encode("utf-8", "replace")))
+def test_a_file_of_any_bytes_is_settings_or_refused(any_toml: Path, data: bytes) -> None:
+    any_toml.write_bytes(data)
+    one_error(lambda: load(any_toml, {}))
+
+
+@given(st.lists(st.tuples(NAMES, LITERALS), max_size=4))
+def test_a_file_of_any_settings_is_settings_or_refused(any_toml: Path, lines: list[tuple[str, str]]) -> None:
+    any_toml.write_text("".join(f"{name} = {literal}\n" for name, literal in lines), encoding="utf-8")
+    one_error(lambda: load(any_toml, {}))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtier.types import BatchResult, Reason, Status
+from kvtier.types import BatchResult, Reason, Status, TierName
 
 H, S, K, M, R, F = Status.HIT, Status.STORED, Status.KNOWN, Status.MISS, Status.REFUSED, Status.FAILED
 
 
 def result(*status: Status) -> BatchResult:
     n = len(status)
-    return BatchResult(np.array(status, np.int8), np.zeros(n, np.int8), np.zeros(n, np.int64))
+    return BatchResult(
+        np.array(status, np.int8), np.zeros(n, np.int8), np.zeros(n, np.int64), np.zeros(n, np.uint8)
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,4 +43,5 @@ def test_numbers_of_statuses_and_reasons_are_stable() -> None:
     assert [int(s) for s in Status] == list(range(6))
     assert [int(r) for r in Reason] == list(range(len(Reason)))
     assert not Reason.NONE
+    assert [(t.name, int(t)) for t in TierName] == [("NONE", 0), ("DRAM", 1), ("DISK", 2)]
     assert all(Reason(i) for i in range(1, len(Reason)))

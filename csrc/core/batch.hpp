@@ -44,10 +44,11 @@ class Task {
   /// result once it has one, or nothing if the rest must be transferred still.
   std::optional<int32_t> advance(int64_t returned);
 
-  /// Stores the checksum of every part into the batch's sums.
+  /// Stores the checksum of every part into the batch's sums; none if it is unchecked.
   void sign() const;
 
-  /// kOk if every part has the checksum that the batch's sums expect, else kChecksum.
+  /// kOk if every part has the checksum that the batch's sums expect, or it is unchecked; else
+  /// kChecksum. An operation that collects stores the checksums instead.
   int32_t verify() const;
 
  private:

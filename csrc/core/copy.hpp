@@ -17,4 +17,9 @@ inline constexpr uint64_t kStreamingPiece = 4096;
 void copy_many(std::span<const uint64_t> src, std::span<const uint64_t> dst,
                std::span<const uint64_t> lengths);
 
+/// The same, and sums[i] becomes the xxh3_64 with seed 0 of what piece i was copied from, taken in
+/// the same pass. Every length must exceed kXxh3ShortInput.
+void copy_hashed(std::span<const uint64_t> src, std::span<const uint64_t> dst,
+                 std::span<const uint64_t> lengths, std::span<uint64_t> sums);
+
 }  // namespace kvtier

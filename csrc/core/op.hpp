@@ -14,13 +14,16 @@ struct Op {
   uint64_t address;     // host memory
   uint64_t seed;        // checksum seed of the first part; part j uses seed + j
   uint32_t length;      // bytes
-  uint32_t part_bytes;  // bytes per checksummed part; the last part may be shorter
+  uint32_t part_bytes;  // bytes per checksummed part, the last may be shorter; 0 = unchecked
   uint32_t sums;        // index of the first part's checksum in the batch's sums
   int32_t fd;
-  uint32_t write;  // 0 = read, 1 = write
-  uint32_t reserved;
+  uint32_t write;    // 0 = read, 1 = write
+  uint32_t collect;  // 1 = a read stores its parts' checksums instead of comparing them
 
-  uint64_t parts() const { return (uint64_t{length} + part_bytes - 1) / part_bytes; }
+  /// Checksummed parts: none if it is unchecked.
+  uint64_t parts() const {
+    return part_bytes == 0 ? 0 : (uint64_t{length} + part_bytes - 1) / part_bytes;
+  }
 };
 
 static_assert(sizeof(Op) == 48);

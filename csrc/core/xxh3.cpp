@@ -1,5 +1,7 @@
 #include "xxh3.hpp"
 
+#include <cstring>
+
 #include "bytes.hpp"
 #include "xxh3_kernels.hpp"
 
@@ -61,14 +63,41 @@ uint64_t merge(const Accumulator& acc, const Secret& secret, size_t length) {
   return hash ^ (hash >> 32);
 }
 
+// Whole steps; what is left, at most a stripe, is the end of the input.
+size_t stripes_of(size_t length) {
+  return (length - 1) / xxh3::kStripe;
+}
+
 }  // namespace
 
 uint64_t xxh3_64(const void* data, size_t length, uint64_t seed) {
   const auto* bytes = static_cast<const uint8_t*>(data);
   const Secret secret = seeded_secret(seed);
   Accumulator acc = kStart;
-  const size_t stripes = (length - 1) / xxh3::kStripe;
-  xxh3::kernel()(acc, bytes, stripes, bytes + length - xxh3::kStripe, secret);
+  xxh3::kernel()(acc, bytes, stripes_of(length), bytes + length - xxh3::kStripe, secret, {});
+  return merge(acc, secret, length);
+}
+
+uint64_t xxh3_64_copy(void* dst, const void* src, size_t length, uint64_t seed) {
+  const auto* bytes = static_cast<const uint8_t*>(src);
+  auto* target = static_cast<uint8_t*>(dst);
+  const xxh3::Kernel copying = xxh3::copying_kernel();
+  if (copying == nullptr) {
+    std::memcpy(target, bytes, length);
+    return xxh3_64(bytes, length, seed);
+  }
+  const Secret secret = seeded_secret(seed);
+  Accumulator acc = kStart;
+  const size_t stripes = stripes_of(length);
+  // At least a stripe stays behind, so that a copy which starts later ends within the input.
+  const size_t streamed = (stripes - 1) / xxh3::kStripesPerBlock * xxh3::kBlock;
+  const size_t head = -reinterpret_cast<uintptr_t>(dst) % xxh3::kStripe;
+  const size_t tail = head + streamed;
+  copying(acc, bytes, streamed / xxh3::kStripe, nullptr, secret, {target + head, bytes + head});
+  xxh3::kernel()(acc, bytes + streamed, stripes - streamed / xxh3::kStripe,
+                 bytes + length - xxh3::kStripe, secret, {});
+  std::memcpy(target, bytes, head);
+  std::memcpy(target + tail, bytes + tail, length - tail);
   return merge(acc, secret, length);
 }
 

@@ -35,7 +35,7 @@ void scramble(Accumulator& acc, const uint8_t* key) {
 }
 
 void run_portable(Accumulator& acc, const uint8_t* data, size_t stripes, const uint8_t* last,
-                  const Secret& secret) {
+                  const Secret& secret, Copied /*copied*/) {
   for (; stripes >= kStripesPerBlock; stripes -= kStripesPerBlock, data += kBlock) {
     for (size_t s = 0; s < kStripesPerBlock; ++s)
       add_stripe(acc, data + s * kStripe, &secret[s * kSecretStep]);
@@ -43,7 +43,7 @@ void run_portable(Accumulator& acc, const uint8_t* data, size_t stripes, const u
   }
   for (size_t s = 0; s < stripes; ++s)
     add_stripe(acc, data + s * kStripe, &secret[s * kSecretStep]);
-  add_stripe(acc, last, &secret[kLastStripeKey]);
+  if (last != nullptr) add_stripe(acc, last, &secret[kLastStripeKey]);
 }
 
 #if defined(__x86_64__)
@@ -57,6 +57,12 @@ struct Avx2Lanes {
 
 KVTIER_AVX2 __m256i load256(const uint8_t* at) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+}
+
+KVTIER_AVX2 void stream_stripe_avx2(uint8_t* dst, const uint8_t* data) {
+  auto* to = reinterpret_cast<__m256i*>(dst);
+  _mm256_stream_si256(to, load256(data));
+  _mm256_stream_si256(to + 1, load256(data + 32));
 }
 
 KVTIER_AVX2 __m256i add_half(__m256i acc, __m256i data, __m256i key) {
@@ -78,24 +84,31 @@ KVTIER_AVX2 __m256i scramble_half(__m256i acc, __m256i key) {
   return _mm256_add_epi64(_mm256_mul_epu32(acc, prime), _mm256_slli_epi64(high, 32));
 }
 
+template <bool kCopies>
 __attribute__((target("avx2"))) void run_avx2(Accumulator& memory, const uint8_t* data,
                                               size_t stripes, const uint8_t* last,
-                                              const Secret& secret) {
+                                              const Secret& secret, Copied copied) {
   __m256i* lanes = reinterpret_cast<__m256i*>(memory.lane);
   Avx2Lanes acc{_mm256_load_si256(lanes), _mm256_load_si256(lanes + 1)};
   for (; stripes >= kStripesPerBlock; stripes -= kStripesPerBlock, data += kBlock) {
     for (size_t s = 0; s < kStripesPerBlock; ++s) {
       _mm_prefetch(reinterpret_cast<const char*>(data + s * kStripe + kPrefetchAhead), _MM_HINT_T0);
+      if constexpr (kCopies) stream_stripe_avx2(copied.dst + s * kStripe, copied.src + s * kStripe);
       add_stripe(acc, data + s * kStripe, &secret[s * kSecretStep]);
     }
+    if constexpr (kCopies) copied = {copied.dst + kBlock, copied.src + kBlock};
     acc.low = scramble_half(acc.low, load256(&secret[kScrambleKey]));
     acc.high = scramble_half(acc.high, load256(&secret[kScrambleKey + 32]));
   }
   for (size_t s = 0; s < stripes; ++s)
     add_stripe(acc, data + s * kStripe, &secret[s * kSecretStep]);
-  add_stripe(acc, last, &secret[kLastStripeKey]);
+  if (last != nullptr) add_stripe(acc, last, &secret[kLastStripeKey]);
   _mm256_store_si256(lanes, acc.low);
   _mm256_store_si256(lanes + 1, acc.high);
+}
+
+KVTIER_AVX512 void stream_stripe_avx512(uint8_t* dst, const uint8_t* data) {
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(dst), _mm512_loadu_si512(data));
 }
 
 KVTIER_AVX512 __m512i add_stripe(__m512i acc, const uint8_t* at, const uint8_t* key) {
@@ -114,20 +127,24 @@ KVTIER_AVX512 __m512i scramble(__m512i acc, const uint8_t* key) {
   return _mm512_add_epi64(_mm512_mul_epu32(acc, prime), _mm512_slli_epi64(high, 32));
 }
 
+template <bool kCopies>
 __attribute__((target("avx512f"))) void run_avx512(Accumulator& memory, const uint8_t* data,
                                                    size_t stripes, const uint8_t* last,
-                                                   const Secret& secret) {
+                                                   const Secret& secret, Copied copied) {
   __m512i acc = _mm512_load_si512(memory.lane);
   for (; stripes >= kStripesPerBlock; stripes -= kStripesPerBlock, data += kBlock) {
     for (size_t s = 0; s < kStripesPerBlock; ++s) {
       _mm_prefetch(reinterpret_cast<const char*>(data + s * kStripe + kPrefetchAhead), _MM_HINT_T0);
+      if constexpr (kCopies)
+        stream_stripe_avx512(copied.dst + s * kStripe, copied.src + s * kStripe);
       acc = add_stripe(acc, data + s * kStripe, &secret[s * kSecretStep]);
     }
+    if constexpr (kCopies) copied = {copied.dst + kBlock, copied.src + kBlock};
     acc = scramble(acc, &secret[kScrambleKey]);
   }
   for (size_t s = 0; s < stripes; ++s)
     acc = add_stripe(acc, data + s * kStripe, &secret[s * kSecretStep]);
-  acc = add_stripe(acc, last, &secret[kLastStripeKey]);
+  if (last != nullptr) acc = add_stripe(acc, last, &secret[kLastStripeKey]);
   _mm512_store_si512(memory.lane, acc);
 }
 
@@ -139,14 +156,28 @@ Kernel kernel() {
 #if defined(__x86_64__)
   switch (vector_path()) {
     case VectorPath::kAvx512:
-      return run_avx512;
+      return run_avx512<false>;
     case VectorPath::kAvx2:
-      return run_avx2;
+      return run_avx2<false>;
     case VectorPath::kPortable:
       break;
   }
 #endif
   return run_portable;
+}
+
+Kernel copying_kernel() {
+#if defined(__x86_64__)
+  switch (vector_path()) {
+    case VectorPath::kAvx512:
+      return run_avx512<true>;
+    case VectorPath::kAvx2:
+      return run_avx2<true>;
+    case VectorPath::kPortable:
+      break;
+  }
+#endif
+  return nullptr;
 }
 
 }  // namespace kvtier::xxh3

@@ -20,12 +20,23 @@ struct alignas(kStripe) Accumulator {
 
 using Secret = std::array<uint8_t, kSecretSize>;
 
+/// A copy to make on the way: as many bytes as there are in whole blocks of stripes, from anywhere
+/// to a multiple of 64 bytes.
+struct Copied {
+  uint8_t* dst;
+  const uint8_t* src;
+};
+
 /// Adds `stripes` stripes, scrambling the lanes after each full block of them; then adds the 64
-/// bytes at `last`, which end the input and may overlap the stripes.
+/// bytes at `last`, which end the input and may overlap the stripes, unless that is null. `copied`
+/// is for a kernel that copies.
 using Kernel = void (*)(Accumulator& acc, const uint8_t* data, size_t stripes, const uint8_t* last,
-                        const Secret& secret);
+                        const Secret& secret, Copied copied);
 
 /// The kernel of the current vector path.
 Kernel kernel();
+
+/// The one that copies; null where the path has none.
+Kernel copying_kernel();
 
 }  // namespace kvtier::xxh3

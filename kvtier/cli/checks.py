@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from kvtier import _native
 from kvtier.cli.sizes import size
 from kvtier.io import uring_obstacle
-from kvtier.tiers.slab.directory import open_slab
+from kvtier.tiers.files.inspection import is_of_files
+from kvtier.tiers.slab.directory import JOURNAL, open_slab
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,6 +130,8 @@ def _file_system(path: Path) -> Iterator[Check]:
     existing = path
     while not existing.exists():
         existing = existing.parent
+    if path.is_dir():
+        yield _kind(path)
     disk = os.statvfs(existing)
     yield Check("free space", True, f"{size(disk.f_bavail * disk.f_frsize)} below {existing}")
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
@@ -153,6 +156,12 @@ def _file_system(path: Path) -> Iterator[Check]:
             "the file system holds the space" if reserved else "the file system cannot reserve space",
             "" if reserved else "a full file system refuses puts (`no_space`): leave room for the capacity",
         )
+
+
+def _kind(path: Path) -> Check:
+    if is_of_files(path):
+        return Check("store", True, "of kind 'files': open it with kind='files'")
+    return Check("store", True, "of kind 'slab'" if (path / JOURNAL).exists() else "none yet")
 
 
 def _direct(fd: int, direct: bool) -> Check:

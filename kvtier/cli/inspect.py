@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import sys
+import time
 from pathlib import Path  # noqa: TC003  the command line reads the types
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import numpy as np
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from kvtier.cli import owners
+from kvtier.cli.ages import age
 from kvtier.cli.sizes import size
-from kvtier.format import FORMAT_VERSION
+from kvtier.cli.usage import report, report_files
+from kvtier.tiers.files import inspection as files
 from kvtier.tiers.slab import inspection
-
-if TYPE_CHECKING:
-    from kvtier.tiers.slab.inspection import Inspection
 
 
 def inspect(path: Path, *, json_output: Annotated[bool, Parameter(name="--json")] = False) -> None:
-    """Show what the store in PATH holds. Reads its journal only; the store may be in use.
+    """Show what the store in PATH holds: room, fragmentation, ages, journal.
+
+    Reads its journal or names only; the store may be in use.
 
     Parameters
     ----------
@@ -30,54 +33,46 @@ def inspect(path: Path, *, json_output: Annotated[bool, Parameter(name="--json")
     json_output
         Print JSON instead of tables.
     """
-    found = inspection.inspect(path)
-    report = _report(found)
+    made = report_files(files.inspect(path)) if files.is_of_files(path) else report(inspection.inspect(path))
     if json_output:
-        json.dump(report, sys.stdout, indent=2)
+        json.dump(made, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
     console = Console()
-    table = Table(title=f"kvtier store in {path}", show_header=False)
-    for name, value in report.items():
-        if name not in ("slots", "faults"):
-            shown = size(value) if "bytes" in name or name == "capacity" else str(value)
-            table.add_row(name.replace("_", " "), shown)
-    console.print(table)
-    slots = Table("slot size", "extents", "chunks", "payload")
-    for row in report["slots"]:
-        slots.add_row(
-            size(row["slot_bytes"]), str(row["extents"]), str(row["chunks"]), size(row["payload_bytes"])
-        )
-    console.print(slots)
-    for fault in report["faults"]:
+    for name, section in made.items():
+        if name == "owners":
+            console.print(owners.table(section))
+        elif name != "faults" and section:
+            console.print(_table(f"kvtier store in {path}" if name == "store" else name, section))
+    for fault in made["faults"]:
         console.print(f"[red]bad:[/] {fault}")
 
 
-def _report(found: Inspection) -> dict[str, Any]:
-    header, recovered = found.header, found.recovered
-    chunks = recovered.chunks
-    sizes = chunks["slot_bytes"]
-    return {
-        "format_version": FORMAT_VERSION,
-        "slab_id": header.slab_id.hex(),
-        "capacity": header.capacity,
-        "bytes_on_disk": found.bytes_on_disk,
-        "extent_bytes": header.extent_bytes,
-        "part_bytes": header.part_bytes,
-        "chunks": len(chunks),
-        "payload_bytes": int(chunks["payload_bytes"].sum()),
-        "journal_records": recovered.records,
-        "journal_records_damaged": recovered.damaged,
-        "chunks_dropped": recovered.dropped,
-        "next_generation": recovered.next_generation,
-        "slots": [
-            {
-                "slot_bytes": slot_bytes,
-                "extents": int((recovered.slot_bytes == slot_bytes).sum()),
-                "chunks": int((sizes == slot_bytes).sum()),
-                "payload_bytes": int(chunks["payload_bytes"][sizes == slot_bytes].sum()),
-            }
-            for slot_bytes in np.unique(sizes).tolist()
-        ],
-        "faults": found.faults,
-    }
+def _table(title: str, section: dict[str, Any] | list[dict[str, Any]]) -> Table:
+    """A row for each name of a dict, or for each dict of a list."""
+    if isinstance(section, dict):
+        table = Table(title=title, show_header=False)
+        for name, value in section.items():
+            table.add_row(_words(name), _shown(name, value))
+        return table
+    table = Table(*map(_words, section[0]), title=title)
+    for row in section:
+        table.add_row(*(_shown(name, value) for name, value in row.items()))
+    return table
+
+
+def _words(name: str) -> str:
+    return name.removesuffix("_bytes").removesuffix("_at").replace("_", " ")
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if "bytes" in name:
+        return size(value)
+    if name.endswith("_share"):
+        return f"{value:.1%}"
+    if name.endswith("_at"):
+        when = datetime.datetime.fromtimestamp(value, datetime.UTC)
+        return f"{when:%Y-%m-%d %H:%M:%S} UTC, {age(time.time() - value)} ago"
+    return str(value)

@@ -54,6 +54,10 @@ class SlotAllocator:
             self._close(extent, size)
         return extent * self.extent_bytes + index * size
 
+    def has_free(self, nbytes: int) -> bool:
+        """Whether `allocate` would find a slot."""
+        return bool(self._unassigned) or self.size_for(nbytes) in self._open
+
     def free(self, offset: int) -> None:
         """Take a slot back."""
         extent, rest = divmod(offset, self.extent_bytes)
@@ -84,6 +88,15 @@ class SlotAllocator:
     def size_at(self, offset: int) -> int:
         """Slot size of the extent that `offset` lies in."""
         return int(self.slot_bytes[offset // self.extent_bytes])
+
+    def sizes_at(self, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The same for many: shape (n,)."""
+        sizes: npt.NDArray[np.int64] = self.slot_bytes[offsets // self.extent_bytes]
+        return sizes
+
+    def class_at(self, offset: int) -> int:
+        """Names the slots that can take each other's place: those of one size."""
+        return self.size_at(offset)
 
     def load(self, slot_bytes: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> None:
         """Start over with these slot sizes per extent, and the slots at `offsets` dealt out.

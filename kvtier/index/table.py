@@ -33,6 +33,10 @@ class KeyTable:
         """The key stored for `row`."""
         return bytes(self._keys[row * KEY_BYTES : (row + 1) * KEY_BYTES])
 
+    def keys(self, start: int, stop: int) -> npt.NDArray[np.void]:
+        """A copy of the keys last stored for these rows: shape (n,)."""
+        return np.frombuffer(bytes(self._keys[start * KEY_BYTES : stop * KEY_BYTES]), f"V{KEY_BYTES}")
+
     def find(self, key: bytes) -> int:
         """Row of `key`, or EMPTY."""
         # As `_slot`, without its call: whole prompts are looked up key by key.

@@ -21,18 +21,25 @@ OP = np.dtype(
         ("address", "<u8"),  # host memory; the engine may touch it until the batch is done
         ("seed", "<u8"),  # checksum seed of the first part; part j uses seed + j (mod 2**64)
         ("length", "<u4"),  # bytes, at least one part unless it is the chunk's tail
-        ("part_bytes", "<u4"),  # bytes per checksummed part; the last part may be shorter
+        ("part_bytes", "<u4"),  # bytes per checksummed part, the last may be shorter; 0 for none
         ("sums", "<u4"),  # index of the first part's checksum in `Batch.sums`
         ("fd", "<i4"),  # open file descriptor; stays open until the batch is done
         ("write", "<u4"),  # 0 = read, 1 = write
-        ("reserved", "<u4"),
+        ("collect", "<u4"),  # 1 = a read stores its parts' checksums instead of comparing them
     ]
 )
-"""One operation, 48 bytes, shared with the native core."""
+"""One operation, 48 bytes, shared with the native core.
+
+`part_bytes` of 0 makes it unchecked: no checksum is computed, stored or compared. That is for measuring
+what a device and an engine do alone. A store cannot come by it: `kvtier.io.plan.Plan` makes all of its
+operations, divides by the part size, and gets none below 64 KiB (`StoreConfig.part_bytes`).
+"""
 
 # Results of one operation: 0, a positive errno, or one of these.
 SHORT = -1
 CHECKSUM = -2
+GONE = -3
+"""Not of an engine: the file that a chunk should be in is not there."""
 
 _ids = itertools.count(1)
 
@@ -40,8 +47,9 @@ _ids = itertools.count(1)
 class Batch:
     """Operations that start together and report once.
 
-    A read compares every part's xxh3_64 with `sums` (CHECKSUM on a mismatch); a write stores the
-    computed xxh3_64 into `sums` before the data goes to the device. `results` holds one int32 per
+    A read compares every part's xxh3_64 with `sums` (CHECKSUM on a mismatch), or stores it there if it
+    is to `collect`: the submitter then compares. A write stores the computed xxh3_64 into `sums` before
+    the data goes to the device; an unchecked operation leaves them alone. `results` holds one int32 per
     operation once `on_done` is called.
     """
 

@@ -46,12 +46,16 @@ class NativeEngine(IOEngine):
         if _native.core is None:
             raise RuntimeError(f"no native core: {_native.why_not}")
         self._core: Any = _native.core.Engine(self.name, depth, max_bytes)
-        self._running: dict[int, Batch] = {}
-        self._thread = threading.Thread(
-            target=_deliver, args=(self._core, self._running), name=f"kvtier-{self.name}", daemon=True
-        )
-        self._thread.start()
-        self._finalizer = weakref.finalize(self, _shut_down, self._core, self._running, self._thread)
+        try:
+            self._running: dict[int, Batch] = {}
+            self._thread = threading.Thread(
+                target=_deliver, args=(self._core, self._running), name=f"kvtier-{self.name}", daemon=True
+            )
+            self._thread.start()
+            self._finalizer = weakref.finalize(self, _shut_down, self._core, self._running, self._thread)
+        except BaseException:
+            self._core.close(_EXIT_GRACE)  # its threads would live on for as long as somebody has the error
+            raise
 
     def submit(self, batch: Batch) -> None:
         """Start every operation of `batch` and return at once."""

@@ -42,8 +42,13 @@ class Plan:
         nbytes: int,
         seed: int,
         sums: npt.NDArray[np.uint64] | None,
+        collect: bool = False,
     ) -> None:
-        """Add a chunk of `nbytes`, whole pages: read and check it against `sums`, or write it (None)."""
+        """Add a chunk of `nbytes`, whole pages: read and check it against `sums`, or write it (None).
+
+        With `collect` it is read, and `sums` of the batch tells the checksums that it has.
+        """
+        is_write = sums is None and not collect
         parts = -(-nbytes // self._part_bytes)
         self._first_op.append(len(self._ops))
         for start in range(0, nbytes, self._step):
@@ -57,8 +62,8 @@ class Plan:
                     self._part_bytes,
                     self._sum_count + part,
                     self._fd,
-                    int(sums is None),
-                    0,
+                    int(is_write),
+                    int(collect),
                 )
             )
         self._sums.append(np.zeros(parts, np.uint64) if sums is None else sums[:parts])

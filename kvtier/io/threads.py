@@ -28,16 +28,21 @@ class ThreadEngine(IOEngine):
     name = "threads"
 
     def __init__(self, threads: int) -> None:
+        """Raises RuntimeError if so many threads cannot be had, and then none is left."""
         self._queue: queue.SimpleQueue[tuple[_Progress, int] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._running = 0
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"kvtier-io-{i}", daemon=True) for i in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        try:
+            for i in range(threads):
+                thread = threading.Thread(target=self._work, name=f"kvtier-io-{i}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:
+            self.close(1.0)
+            raise
 
     def submit(self, batch: Batch) -> None:
         """Queue every operation; see IOEngine.submit."""
@@ -69,7 +74,7 @@ class ThreadEngine(IOEngine):
         while (item := self._queue.get()) is not None:
             progress, i = item
             try:
-                result = _run(Operation.of(progress.batch, i)) if i != _NOTHING else 0
+                result = run(Operation.of(progress.batch, i)) if i != _NOTHING else 0
             except OSError as error:
                 result = error.errno or errno.EIO
             except Exception:
@@ -106,7 +111,8 @@ class _Progress:
             return self._open == 0
 
 
-def _run(operation: Operation) -> int:
+def run(operation: Operation) -> int:
+    """Do one operation here and now; its result as in IOEngine. Raises OSError."""
     memory = operation.memory()
     if operation.is_write:
         operation.sign()

@@ -69,7 +69,7 @@ class Reservation:
         self,
         result: BatchResult,
         views: Sequence[npt.NDArray[np.uint8] | None],
-        commit: Callable[[Until, float | None], Transfer[BatchResult]],
+        commit: Callable[[Until, str, float | None, float | None], Transfer[BatchResult]],
         abort: Callable[[], None],
         later: Callable[[Callable[[], None]], None],
     ) -> None:
@@ -77,18 +77,28 @@ class Reservation:
         """Per key STORED where there is a view to fill, KNOWN or REFUSED where there is none."""
         self.views = views
         """Per key a writable uint8 array of shape (nbytes,), or None."""
-        self._commit: Callable[[Until, float | None], Transfer[BatchResult]] | None = commit
+        self._commit: Callable[[Until, str, float | None, float | None], Transfer[BatchResult]] | None = (
+            commit
+        )
         self._abort: Callable[[], None] | None = abort
         self._later = later
 
-    def commit(self, *, until: Until = "dram", timeout: float | None = None) -> Transfer[BatchResult]:
+    def commit(
+        self,
+        *,
+        until: Until = "dram",
+        codec: str = "raw",
+        ttl: float | None = None,
+        timeout: float | None = None,
+    ) -> Transfer[BatchResult]:
         """Publish the filled slots; resolves as `Store.put` does, per key of the reservation.
 
-        Raises InvalidRequest if it was committed or aborted before, or for a wrong `until`.
+        Raises InvalidRequest if it was committed or aborted before, or for a wrong `until`, `codec` or
+        `ttl`.
         """
         if self._commit is None:
             raise InvalidRequest("the reservation is over: reserve again to store more")
-        transfer = self._commit(until, timeout)
+        transfer = self._commit(until, codec, ttl, timeout)
         self._commit = self._abort = None
         self.views = ()
         return transfer

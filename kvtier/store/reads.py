@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from kvtier.buffers import copy_many
+from kvtier.buffers import checksum, copy_many
 from kvtier.config import page_up
 from kvtier.errors import InvalidRequest
-from kvtier.io.base import CHECKSUM, SHORT, Batch
-from kvtier.store.core import MAX_BATCH_BYTES
+from kvtier.io.base import CHECKSUM, GONE, SHORT, Batch
+from kvtier.store.hits import HitCopier
+from kvtier.store.landing import may_hold
 from kvtier.store.lease import Lease
+from kvtier.store.paths import PathBatch, batch_for
 from kvtier.store.request import Flight, LeaseRead, Prefetch, Read
 from kvtier.store.transfer import Transfer
 from kvtier.tiers.base import NO_ROW
-from kvtier.types import Reason, Status
+from kvtier.types import Reason, Status, TierName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from kvtier.io.plan import Plan
     from kvtier.store.core import Core
+    from kvtier.store.paths import DiskPath
     from kvtier.tiers.dram import DramTier
-    from kvtier.tiers.slab.tier import SlabTier
     from kvtier.types import BatchResult
 
 _FAILURES = {
     CHECKSUM: (Status.MISS, Reason.CHECKSUM),
     SHORT: (Status.MISS, Reason.SHORT_READ),
+    GONE: (Status.MISS, Reason.ABSENT),
 }
 
 
@@ -40,23 +42,22 @@ class Reader:
         self._core = core
         self._flights: dict[bytes, Flight] = {}  # to join: waiting or in the kernel
         self._in_kernel: set[Flight] = set()
-        self._waiting: deque[Flight] = deque()
-        self._window = 0  # bytes in the kernel
         self._copying = 0  # slots that a copy holds
+        self._hits = HitCopier(core, self._finish)
 
     def get(
         self,
         keys: Sequence[bytes],
         targets: list[int],
         lengths: list[int],
-        owner: object,
+        buffers: object,
         *,
         timeout: float,
         lend: bool,
     ) -> Transfer[BatchResult]:
         """Start a get. Raises InvalidRequest if a target's length is not its chunk's."""
         transfer: Transfer[BatchResult] = Transfer()
-        read = Read(keys, transfer, owner, targets=targets, lend=lend)
+        read = Read(keys, transfer, buffers, targets=targets, lend=lend)
         self._start(read, lengths, timeout)
         return transfer
 
@@ -84,12 +85,14 @@ class Reader:
 
     def is_idle(self) -> bool:
         """Whether no read will free a slot by itself. Called with the lock held."""
-        return not (self._window or self._copying)
+        return not (
+            self._copying or self._hits.copying or any(path.reads.in_flight for path in self._core.paths)
+        )
 
     def fail_waiting(self) -> None:
         """Give up every item that has not reached the device, because the store closes."""
         with self._core.lock:
-            waiting = [waiter for flight in self._waiting for waiter in flight.open_waiters()]
+            waiting = [waiter for flight in self._waiting() for waiter in flight.open_waiters()]
             self._close(waiting, Status.FAILED, Reason.CLOSED)
         self._finish(read for read, _ in waiting)
         self.pump()
@@ -104,114 +107,149 @@ class Reader:
 
     def forget_after_fork(self) -> None:
         """In a forked child: start nothing any more."""
-        self._waiting.clear()
+        for path in self._core.paths:
+            path.waiting.clear()
+            path.dropped.clear()
+
+    def _waiting(self) -> Iterator[Flight]:
+        return chain.from_iterable(chain(path.waiting, path.dropped) for path in self._core.paths)
 
     def _start(self, read: Read, lengths: list[int] | None, timeout: float) -> None:
         core = self._core
         read.transfer._on_cancel = lambda: self._cancel(read)
-        hits: list[tuple[int, int]] = []
         with core.lock:
             core.check_open()
+            rows = [core.dram.find(key) for key in read.keys]
             if lengths is not None:
-                self._check_lengths(read.keys, lengths)
+                self._check_lengths(read.keys, rows, lengths)
             core.counters["get.requested"] += len(read.keys)
-            for i, key in enumerate(read.keys):
-                if (row := core.dram.find(key)) != NO_ROW:
-                    core.dram.index.pin(row)
-                    hits.append((i, row))
-                    read.dram_left -= core.dram.share(core.dram.index.nbytes[row])
-                elif not self._join(read, i, key):
-                    self._close([(read, i)], Status.MISS, Reason.ABSENT)
-            for tier in core.tiers:
-                tier.touch_prefix(read.keys)
+            hits = [(i, row) for i, row in enumerate(rows) if row != NO_ROW]
+            core.paths.notice(time.monotonic())
+            for _, row in hits:
+                core.dram.index.pin(row)  # and used last, as it is let go of from tail to head
+            if len(hits) < len(rows):
+                self._join_all(read, rows)
+            for path in core.paths:
+                path.tier.touch_prefix(read.keys)
             if isinstance(read, LeaseRead):
                 for i, row in hits:
                     self._grant(read, i, core.dram, core.dram.index.offset[row], core.dram.index.nbytes[row],
-                                "dram", partial(core.dram.index.unpin, row))  # fmt: skip
+                                TierName.DRAM, partial(core.dram.index.unpin, row))  # fmt: skip
             elif hits:
-                read.copying.update(i for i, _ in hits)
-                self._copying += len(hits)
-                core.copier.submit(lambda: self._copy_hits(read, hits))
+                self._hits.start(read, hits)
             if not read.is_done:
                 read.alarm = core.clock.call_at(time.monotonic() + timeout, partial(self._expire, read))
         self._finish([read])
         self.pump()
 
-    def _check_lengths(self, keys: Sequence[bytes], lengths: list[int]) -> None:
-        for i, key in enumerate(keys):
-            for tier in self._core.tiers:
-                if (row := tier.find(key)) != NO_ROW and tier.index.nbytes[row] != lengths[i]:
-                    raise InvalidRequest(
-                        f"into[{i}] has {lengths[i]} bytes, needs the {tier.index.nbytes[row]} bytes of "
-                        "the chunk stored under its key"
-                    )
+    def _check_lengths(self, keys: Sequence[bytes], rows: list[int], lengths: list[int]) -> None:
+        """`rows` are those of the keys in DRAM."""
+        known = self._core.dram.index.nbytes
+        for i, (key, row) in enumerate(zip(keys, rows, strict=True)):
+            if row != NO_ROW:
+                nbytes = known[row]
+            elif found := self._core.paths.find(key):
+                nbytes = found[0].tier.index.nbytes[found[1]]
+            else:
+                continue
+            if nbytes != lengths[i]:
+                raise InvalidRequest(
+                    f"into[{i}] has {lengths[i]} bytes, needs the {nbytes} bytes of the chunk stored under "
+                    "its key"
+                )
 
-    def _join(self, read: Read, i: int, key: bytes) -> bool:
-        """Wait for the flight of this key, a new one if need be; False if it is not on disk."""
-        flight = self._flights.get(key)
-        if flight is None or self._disk.index.is_gone(flight.row):  # the old bytes of a deleted key
-            disk = self._core.disk
-            if disk is None or (row := disk.find(key)) == NO_ROW:
-                return False
-            disk.index.pin(row)
-            flight = self._flights[key] = Flight(key, row, disk.index.nbytes[row])
-            self._waiting.append(flight)
-        flight.waiters.append((read, i))
-        return True
-
-    def _copy_hits(self, read: Read, hits: list[tuple[int, int]]) -> None:
-        """Copy chunks that are pinned in DRAM: on the copier's thread."""
+    def _join_all(self, read: Read, rows: list[int]) -> None:
+        """Have the disk serve what is not in DRAM, as far as it can."""
         dram = self._core.dram
-        copy_many(
-            [dram.address(dram.index.offset[row]) for _, row in hits],
-            [read.targets[i] for i, _ in hits],
-            [dram.index.nbytes[row] for _, row in hits],
-        )
-        with self._core.lock:
-            for i, row in reversed(hits):
-                self._close([(read, i)], Status.HIT, Reason.NONE, dram.index.nbytes[row], "dram")
-                dram.index.unpin(row)
-            read.copying.difference_update(i for i, _ in hits)
-            self._copying -= len(hits)
-            self._core.changed.notify_all()
-        self._finish([read])
-        self._core.pump()
+        for i, row in enumerate(rows):
+            if row != NO_ROW:
+                read.dram_left -= dram.share(dram.index.nbytes[row])
+            else:
+                self._join(read, i, read.keys[i])
+
+    def _join(self, read: Read, i: int, key: bytes) -> None:
+        """Wait for the flight of this key, a new one if need be; or have the outcome that there is none."""
+        flight = self._flights.get(key)
+        # Not the old bytes of a deleted key, one whose time is over, nor what a device that hangs may
+        # never bring.
+        if flight is None or flight.is_over() or flight.path.health.is_down:
+            found = self._core.paths.find(key)
+            if found is None:
+                return self._close([(read, i)], Status.MISS, Reason.ABSENT)
+            path, row = found
+            if not path.health.may_ask(time.monotonic()):
+                return self._close([(read, i)], Status.FAILED, Reason.TIER_DOWN)
+            path.tier.index.pin(row)
+            flight = self._flights[key] = Flight(key, path, row)
+            path.waiting.append(flight)
+        flight.waiters.append((read, i))
+        return None
 
     def pump(self) -> None:
-        """Start as many waiting flights as the window and the free slots allow."""
-        if not self._waiting:
+        """Start as many waiting flights as the windows and the free slots allow."""
+        core = self._core
+        if not any(path.waiting or path.dropped for path in core.paths):
             return
-        batches: list[tuple[Plan, list[Flight]]] = []
+        batches: list[PathBatch[Flight]] = []
         refused: list[tuple[Read, int]] = []
-        with self._core.lock:
-            skipped = []
-            while self._waiting and self._window < self._core.config.io_window:
-                flight = self._waiting.popleft()
+        with core.lock:
+            now = time.monotonic()
+            for path in core.paths:
+                refused += self._drop(path)
+            skipped: list[Flight] = []
+            full: set[DiskPath] = set()
+            for path in core.paths.read_next(full):
+                flight = path.waiting.popleft()
                 waiters = flight.open_waiters()
-                if waiters and self._find_place(flight, *waiters[0]):
-                    self._add(batches, flight)
+                if waiters and self._place(flight, *waiters[0]):
+                    self._add(batches, flight, now)
                 elif waiters and not self._will_be_stuck():
                     skipped.append(flight)
                     if not flight.is_leased():
-                        break  # the landing slots are all in use: those behind would find none either
+                        full.add(
+                            path
+                        )  # its landing slots are all in use: those behind would find none either
                 else:
                     # Wanted by nobody any more; or nobody will free a slot, as leases hold them all.
                     self._close(waiters, Status.REFUSED, Reason.NO_SPACE)
                     refused += waiters
                     self._leave(flight)
-            self._waiting.extendleft(reversed(skipped))
-        for plan, flights in batches:
-            self._core.submit(plan.batch(self._on_done, (plan, flights)))
+            for flight in reversed(skipped):
+                flight.path.waiting.appendleft(flight)
+            if refused:
+                core.changed.notify_all()
+        for batch in batches:
+            batch.path.read(batch, self._on_done)
         self._finish(read for read, _ in refused)
+
+    def _drop(self, path: DiskPath) -> list[tuple[Read, int]]:
+        """Fail the reads that waited for a path when it was taken out."""
+        failed = []
+        while path.dropped:
+            flight = path.dropped.popleft()
+            waiters = flight.open_waiters()
+            self._close(waiters, Status.FAILED, Reason.TIER_DOWN)
+            failed += waiters
+            self._leave(flight)
+        return failed
 
     def _will_be_stuck(self) -> bool:
         """Whether nothing that is under way will free a slot."""
         return self.is_idle() and self._core.writes_are_idle()
 
-    @property
-    def _disk(self) -> SlabTier:
-        assert self._core.disk is not None, "only a disk tier makes flights"
-        return self._core.disk
+    def _place(self, flight: Flight, read: Read, i: int) -> bool:
+        """Give a flight all the memory it needs; False, and none of it, if that is not free now."""
+        landing = self._core.landing
+        scratch = landing.reserve(flight.stored_bytes) if flight.codec else None
+        if flight.codec and scratch is None:
+            return False
+        if not self._find_place(flight, read, i):
+            if scratch is not None:
+                landing.release(scratch)
+            return False
+        if scratch is not None:
+            flight.scratch = (landing, scratch)
+        return True
 
     def _find_place(self, flight: Flight, read: Read, i: int) -> bool:
         """A lent target, a slot among the cached chunks, or one to land in; False if none is free."""
@@ -224,21 +262,23 @@ class Reader:
         # Leases would starve the reads, unless there is nothing else to lease.
         may_land = Prefetch not in kinds and not (LeaseRead in kinds and core.dram.capacity)
         share = core.dram.share(size)
-        for tier, allowed in ((core.dram, read.dram_left >= share), (core.landing, may_land)):
-            offset = tier.reserve(size) if allowed else None
-            if offset is not None:
+        fits = core.dram.fits(1.0 - read.dram_left, share, flight.owner)
+        for tier, allowed in ((core.dram, fits), (core.landing, may_land)):
+            offset = tier.reserve(size, flight.owner) if allowed else None
+            if offset is not None and tier is core.landing and not may_hold(core, flight.path, size):
+                tier.release(offset)
+            elif offset is not None:
                 read.dram_left -= share if tier is core.dram else 0.0
                 flight.tier, flight.offset, flight.address = tier, offset, tier.address(offset)
                 return True
         return False
 
-    def _add(self, batches: list[tuple[Plan, list[Flight]]], flight: Flight) -> None:
-        if not batches or batches[-1][0].nbytes >= MAX_BATCH_BYTES:
-            batches.append((self._disk.plan(), []))
-        plan, flights = batches[-1]
-        self._disk.plan_read(plan, flight.row, flight.address)
-        flights.append(flight)
-        self._window += page_up(flight.nbytes)
+    def _add(self, batches: list[PathBatch[Flight]], flight: Flight, now: float) -> None:
+        path = flight.path
+        batch = batch_for(batches, path, path.reads)
+        path.tier.plan_read(batch.plan, flight.row, flight.read_address)
+        batch.chunks.append(flight)
+        path.reads.enter(flight.stored_bytes, now)
         self._in_kernel.add(flight)
 
     def _leave(self, flight: Flight) -> None:
@@ -246,18 +286,29 @@ class Reader:
         if self._flights.get(flight.key) is flight:
             del self._flights[flight.key]
         self._in_kernel.discard(flight)
-        self._disk.index.unpin(flight.row)
+        flight.path.tier.index.unpin(flight.row)
 
-    def _on_done(self, batch: Batch) -> None:
+    def _on_done(self, done: Batch) -> None:
         """Settle a batch of flights: on a thread of the engine."""
-        plan, flights = batch.context
-        outcomes = plan.outcomes(batch)
+        batch: PathBatch[Flight] = done.context
+        path, plan, flights = batch.path, batch.plan, batch.chunks
+        outcomes = [
+            outcome or flight.decode()
+            for flight, outcome in zip(flights, path.tier.read_outcomes(plan, done), strict=True)
+        ]
+        if self._core.config.signs_dram:
+            for flight in flights:
+                if flight.tier is self._core.dram:
+                    flight.checksum = checksum(flight.address, flight.nbytes)
         copies: list[tuple[Flight, Read, int]] = []
         with self._core.lock:
             self._copying += len(flights)
-            self._window -= plan.nbytes
+            now = time.monotonic()
+            path.reads.leave(plan.nbytes, now, busy=bool(path.waiting), chunks=len(flights))
+            path.learn(outcomes, now)
             self._core.counters["disk.bytes_read"] += plan.nbytes
             for flight, outcome in zip(flights, outcomes, strict=True):
+                flight.drop_scratch()
                 if outcome:
                     self._reject(flight, outcome)
                 else:
@@ -272,7 +323,7 @@ class Reader:
         with self._core.lock:
             for flight, read, i in copies:
                 read.copying.discard(i)
-                self._close([(read, i)], Status.HIT, Reason.NONE, flight.nbytes, "disk")
+                self._close([(read, i)], Status.HIT, Reason.NONE, flight.nbytes, TierName.DISK)
             for flight in reversed(flights):  # tail first, so that the head is used last
                 flight.put_down()
                 if flight.lender is not None:
@@ -290,19 +341,23 @@ class Reader:
     def _reject(self, flight: Flight, outcome: int) -> None:
         """A flight that brought no good bytes: forget the chunk, or keep it if the device may recover."""
         status, reason = _FAILURES.get(outcome, (Status.FAILED, Reason.IO_ERROR))
+        disk = flight.path.tier
         if reason is Reason.IO_ERROR:
-            self._disk.index.suspect(flight.row, True)
-        elif not self._disk.index.is_gone(flight.row):
-            self._disk.discard(flight.row)
+            disk.index.suspect(flight.row, True)
+        elif not disk.index.is_gone(flight.row):
+            disk.discard(flight.row)
         self._close(flight.open_waiters(), status, reason)
 
     def _land(self, flight: Flight) -> list[tuple[Flight, Read, int]]:
         """Cache a flight if it may be, serve those who read in place, and list the copies to make."""
-        dram, row = self._core.dram, flight.row
-        self._disk.index.suspect(row, False)
+        dram, index = self._core.dram, flight.path.tier.index
+        index.suspect(flight.row, False)
         # A chunk deleted or put meanwhile still serves those who waited, but is not cached.
-        if flight.tier is dram and not self._disk.index.is_gone(row) and dram.find(flight.key) == NO_ROW:
-            flight.dram_row = dram.index.insert(flight.key, flight.offset, flight.nbytes)
+        if flight.tier is dram and not index.is_gone(flight.row) and dram.find(flight.key) == NO_ROW:
+            flight.dram_row = dram.insert(
+                flight.key, flight.offset, flight.nbytes, flight.checksum,
+                stored_at=flight.stored_at, expires_at=flight.expires_at,
+            )  # fmt: skip
         copies = []
         for read, i in flight.open_waiters():
             if not isinstance(read, LeaseRead):
@@ -310,7 +365,9 @@ class Reader:
                 read.copying.add(i)
             elif flight.tier is not None:
                 flight.users += 1
-                self._grant(read, i, flight.tier, flight.offset, flight.nbytes, "disk", flight.put_down)
+                self._grant(
+                    read, i, flight.tier, flight.offset, flight.nbytes, TierName.DISK, flight.put_down
+                )
             else:  # it joined a loan, whose memory is not ours to lease
                 self._close([(read, i)], Status.REFUSED, Reason.NO_SPACE)
         return copies
@@ -322,7 +379,7 @@ class Reader:
         slot_tier: DramTier,
         offset: int,
         nbytes: int,
-        source: str,
+        source: TierName,
         release: Callable[[], None],
     ) -> None:
         """Give a lease the read-only view of a slot, and `release` to call with the lock held."""
@@ -350,7 +407,7 @@ class Reader:
 
     def _cancel(self, read: Read) -> bool:
         with self._core.lock:
-            waiting = [w for flight in self._waiting for w in flight.open_waiters() if w[0] is read]
+            waiting = [w for flight in self._waiting() for w in flight.open_waiters() if w[0] is read]
             self._close(waiting, Status.FAILED, Reason.CANCELLED)
         self._finish([read])
         self.pump()
@@ -362,10 +419,10 @@ class Reader:
         status: Status,
         reason: Reason,
         nbytes: int = 0,
-        source: str = "",
+        source: TierName = TierName.NONE,
     ) -> None:
         for read, i in items:
-            read.close(i, status, reason, nbytes)
+            read.close(i, status, reason, nbytes, source)
             self._core.counters.count_get(status, reason, source)
 
     def _finish(self, reads: Iterable[Read]) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import threading
+import math
 import time
 import weakref
 from collections.abc import Sequence
@@ -13,25 +11,34 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 from kvtier.buffers import regions
-from kvtier.errors import InvalidRequest
+from kvtier.codec import parse_codec
+from kvtier.errors import InvalidRequest, TierUnavailable
 from kvtier.io.base import ALIGNMENT
+from kvtier.owner import Owner, check_tenant, public_name
+from kvtier.store import tenants
+from kvtier.store.closing import Closing, remember
 from kvtier.store.core import Core
+from kvtier.store.follow import Follower
 from kvtier.store.lease import Reservation, Until
 from kvtier.store.put import Put
 from kvtier.store.reads import Reader
 from kvtier.store.transfer import Transfer
 from kvtier.store.writes import Writer
 from kvtier.tiers.base import NO_ROW
-from kvtier.types import KEY_BYTES, BatchResult, ChunkKey, FlushResult, Reason, Status
+from kvtier.types import KEY_BYTES, BatchResult, ChunkKey, FlushResult, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from os import PathLike
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from kvtier.buffers import Buffers
     from kvtier.config import StoreConfig
+    from kvtier.settings import Source
     from kvtier.store.lease import Lease
+    from kvtier.types import OwnerUsage
+
+
+_NO_THREAD = "can't start new thread"  # all that Python says
 
 
 class Store:
@@ -43,12 +50,22 @@ class Store:
     forked child.
     """
 
-    def __init__(self, config: StoreConfig) -> None:
-        """Open the tiers. See `kvtier.open`, which also reads settings, for what is raised."""
+    def __init__(self, config: StoreConfig, *, wall: Callable[[], float] = time.time) -> None:
+        """Open the tiers. See `kvtier.open`, which also reads settings, for what is raised.
+
+        `wall` tells the seconds since 1970 that chunks expire by.
+        """
         self.config = config
-        self._core = Core(config)
-        self._reader = Reader(self._core)
-        self._writer = Writer(self._core)
+        try:
+            self._core = Core(config, wall)
+            self._reader = Reader(self._core)
+            self._writer = Writer.start(self._core)
+        except RuntimeError as error:
+            if _NO_THREAD not in str(error):
+                raise
+            raise TierUnavailable(
+                f"cannot open the store, for it {error}: raise the limits of processes (ulimit -u) and memory"
+            ) from error
         self._core.reads_are_idle = self._reader.is_idle
         self._core.writes_are_idle = self._writer.writeback.is_idle
         self._core.pumps = [self._reader.pump, self._writer.writeback.pump]
@@ -56,7 +73,7 @@ class Store:
         # The collector may run anywhere, even under the store's lock: leave it to another thread.
         self._finalizer = weakref.finalize(self, self._core.copier.submit, self._close.unless_begun)
         self._finalizer.atexit = False
-        _remember(self)
+        remember(self)
 
     def match(self, keys: Sequence[ChunkKey]) -> int:
         """Length of the longest prefix of `keys` that is stored. Memory only, no I/O."""
@@ -120,41 +137,65 @@ class Store:
         source: Buffers,
         *,
         until: Until = "dram",
+        codec: str = "raw",
+        owner: Owner | None = None,
+        ttl: float | None = None,
         timeout: float | None = None,
     ) -> Transfer[BatchResult]:
         """Store payloads: `source[i]` under `keys[i]`. Returns before anything is copied.
 
         `source` is borrowed until the transfer is `copied`. The outcome comes when the chunks are
         in DRAM, or with `until="disk"` when they survive the death of the process; on their way to
-        disk they are either way. A key that is stored already is KNOWN, and nothing is moved.
+        disk they are either way, unless the settings `endurance` or `admission` speak against it: with
+        `until="disk"` that is REFUSED with `admission`. A key that is stored already is KNOWN, and nothing
+        is moved.
 
-        Raises InvalidRequest for a wrong number, size or kind of sources, or `until`.
+        `codec` is how the disk tier stores them: "raw", "lz4", or "lz4-16bit" for elements of 16 bits;
+        raw whatever does not get smaller. `stats` tells what it saves; bfloat16 KV comes to 0.84 of its
+        size with "lz4-16bit", at half a GB/s, and to 1.0 with "lz4".
+
+        `owner` is whom the chunks count for, in quotas, `owners` and `delete_all`. After `ttl` seconds,
+        whole ones, rounded up, by the machine's clock, a chunk is gone: everything takes it as absent
+        (0: never; default `StoreConfig.ttl`). A KNOWN chunk keeps the owner and the time it has.
+
+        Raises InvalidRequest for a wrong number, size or kind of sources, `until`, `codec`, `owner` or
+        `ttl`.
         """
         keys = _checked(keys)
+        chosen = parse_codec(codec)
         _check_count(keys, source, "source")
         self._check_until(until)
         addresses, lengths = regions(source, name="source", writable=False)
         self._check_lengths(lengths, "source")
         seconds = _check_timeout(timeout, self.config.put_timeout)
-        return self._writer.put(keys, addresses, lengths, _kept(source), until=until, timeout=seconds)
+        return self._writer.put(
+            keys, addresses, lengths, _kept(source), until=until, timeout=seconds, codec=chosen,
+            owner=_check_owner(owner).name, expires_at=self._expires_at(ttl),
+        )  # fmt: skip
 
-    def reserve(self, keys: Sequence[ChunkKey], nbytes: int) -> Reservation:
+    def reserve(self, keys: Sequence[ChunkKey], nbytes: int, *, owner: Owner | None = None) -> Reservation:
         """Writable views of slots, one of `nbytes` for each of `keys` that is not stored yet.
 
         Fill them, then `commit`; leaving the context without that gives them back. Takes what is
-        free or can be evicted now, head first; the rest is REFUSED with `no_space`.
+        free or can be evicted now, head first; the rest is REFUSED with `no_space`, or with `quota` if
+        all that the owner's tenant may have is in use.
         """
         keys = _checked(keys)
         if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 1:
             raise InvalidRequest(f"nbytes is {nbytes!r}, needs a whole number of at least 1")
         self._check_lengths([nbytes], "nbytes")
         transfer: Transfer[BatchResult] = Transfer()
-        put = Put(keys, transfer, None, [], [nbytes] * len(keys), "dram", 0.0)
+        name = _check_owner(owner).name
+        put = Put(keys, transfer, None, [], [nbytes] * len(keys), "dram", 0.0, owner=name)
         self._writer.reserve(put)
 
-        def commit(until: Until, timeout: float | None) -> Transfer[BatchResult]:
+        def commit(
+            until: Until, codec: str, ttl: float | None, timeout: float | None
+        ) -> Transfer[BatchResult]:
             self._check_until(until)
+            put.codec = parse_codec(codec)
             put.until = until
+            put.expires_at = self._expires_at(ttl)
             put.deadline = time.monotonic() + _check_timeout(timeout, self.config.put_timeout)
             self._writer.commit(put)
             return transfer
@@ -180,12 +221,15 @@ class Store:
                 elif self._match([key]) or self._writer.writeback.under_way(key):
                     result.status[i] = Status.KNOWN
                 else:
-                    result.status[i], result.reason[i] = Status.REFUSED, Reason.NO_SPACE
+                    result.status[i], result.reason[i] = Status.REFUSED, self._writer.why_no_room(put, i)
         return result
 
     @contextmanager
     def pin(self, keys: Sequence[ChunkKey]) -> Iterator[int]:
-        """Keep the longest stored prefix of `keys` from eviction inside the block; yields its length."""
+        """Keep the longest stored prefix of `keys` from eviction inside the block; yields its length.
+
+        It does not keep chunks from being deleted, nor beyond their time.
+        """
         keys = _checked(keys)
         pinned = []
         with self._core.lock:
@@ -193,7 +237,7 @@ class Store:
             count = self._match(keys)
             for key in keys[:count]:
                 for tier in self._core.tiers:
-                    if (row := tier.find(key)) != NO_ROW:
+                    if (row := tier.index.find(key)) != NO_ROW:
                         tier.index.pin(row)
                         pinned.append((tier, row))
         try:
@@ -219,7 +263,7 @@ class Store:
                 if rows or self._writer.writeback.under_way(key):
                     count += 1
                 for tier, row in rows:
-                    tier.discard(row)
+                    tier.delete(row)
             self._writer.forget(set(keys))
             self._core.changed.notify_all()
         transfer: Transfer[int] = Transfer()
@@ -228,21 +272,62 @@ class Store:
         self._core.pump()
         return transfer
 
+    def delete_all(self, *, namespace: bytes | str | None = None, tenant: str | None = None) -> Transfer[int]:
+        """Forget every chunk of a tenant, of a namespace, or of a tenant within a namespace, as `delete`
+        does; resolves to how many were stored.
+
+        `namespace` is `Namespace.digest()`, or its public name as `owners` shows it.
+
+        Raises InvalidRequest if neither is given, or for what can be no namespace or tenant.
+        """
+        if namespace is None and tenant is None:
+            raise InvalidRequest("delete_all got neither namespace nor tenant, needs one of them")
+        if tenant is not None:
+            check_tenant(tenant)
+        count = tenants.delete(
+            self._core, self._writer, None if namespace is None else public_name(namespace), tenant
+        )
+        transfer: Transfer[int] = Transfer()
+        transfer._set_released()
+        self._writer.bury(transfer, count)
+        self._core.pump()
+        return transfer
+
+    def owners(self) -> list[OwnerUsage]:
+        """What each owner holds in each tier, for operators: neither salts nor keys come out of it."""
+        return tenants.holdings(self._core)
+
+    def follow(self) -> Follower:
+        """What becomes stored from now on and what goes, for whoever keeps a picture of it elsewhere."""
+        with self._core.lock:
+            self._core.check_open()
+        return Follower(self._core)
+
     def flush(self) -> Transfer[FlushResult]:
-        """Resolves when everything put before is on disk, and the device has confirmed it."""
+        """Resolves when everything put before is on disk, and the devices have confirmed it.
+
+        After `put_timeout` seconds `synced` is False, whatever the devices are at.
+        """
         return self._writer.flush()
 
     def stats(self) -> dict[str, int | float | str]:
-        """Counters and gauges by name: requests by outcome and reason, and per tier its content."""
+        """Counters and gauges by name: requests by outcome and reason, per tier its content, and the
+        bytes of every tenant that has a quota.
+        """
         core = self._core
         with core.lock:
             core.check_open()
             numbers: dict[str, int | float | str] = dict(core.counters)
-            for tier in core.tiers:
-                numbers.update({f"{tier.name}.{name}": value for name, value in tier.stats().items()})
+            numbers.update({f"dram.{name}": value for name, value in core.dram.stats().items()})
+            numbers.update({f"disk.{name}": value for name, value in core.paths.stats().items()})
+            for tenant in self.config.quotas:
+                dram, *disk = [tier.index.holdings.by_tenant[tenant] for tier in core.tiers]
+                numbers[f"tenant.{tenant}.dram_bytes"] = dram
+                numbers[f"tenant.{tenant}.disk_bytes"] = sum(disk)
             numbers["landing.pinned_slots"] = core.landing.index.pinned()
+            numbers["codec.pinned_slots"] = self._writer.writeback.encoder.pinned()
         numbers["populated_bytes"] = core.populated
-        numbers["engine"] = core.engine.name if core.engine else "none"
+        numbers["engine"] = core.paths[0].engine.name if core.paths else "none"
         return numbers
 
     def close(self) -> None:
@@ -260,10 +345,11 @@ class Store:
 
     def __repr__(self) -> str:
         core = self._core
-        where = core.disk.path if core.disk else "DRAM alone"
-        state = (
-            "closed" if core.closed else ", ".join(f"{len(t.index)} chunks in {t.name}" for t in core.tiers)
-        )
+        where = ", ".join(str(path) for path in self.config.paths) or "DRAM alone"
+        content = [f"{len(core.dram.index)} chunks in dram"]
+        if core.paths:
+            content.append(f"{sum(len(path.tier.index) for path in core.paths)} chunks in disk")
+        state = "closed" if core.closed else ", ".join(content)
         return f"<Store on {where}: {state}>"
 
     def __exit__(
@@ -272,8 +358,10 @@ class Store:
         self.close()
 
     def _match(self, keys: Sequence[bytes]) -> int:
-        """What the disk last failed to read does not count, so that the caller puts it again."""
-        checks = [tier.index.is_sound for tier in self._core.tiers]
+        """What a disk last failed to read, or one that is out, does not count: the caller puts it again."""
+        core = self._core
+        there = [core.dram, *(path.tier for path in core.paths if not path.health.is_down)]
+        checks = [tier.index.is_sound for tier in there]
         for i, key in enumerate(keys):
             for is_sound in checks:
                 if is_sound(key):
@@ -282,10 +370,17 @@ class Store:
                 return i
         return len(keys)
 
+    def _expires_at(self, ttl: float | None) -> int:
+        """When chunks put now expire, in seconds since 1970; 0 for never."""
+        seconds = self.config.ttl if ttl is None else ttl
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+            raise InvalidRequest(f"ttl is {seconds!r}, needs seconds of at least 0; 0 is never")
+        return self._core.dram.index.expiry.end(seconds)
+
     def _check_until(self, until: str) -> None:
         if until not in get_args(Until):
             raise InvalidRequest(f"until is {until!r}, needs 'dram' or 'disk'")
-        if until == "disk" and self._core.disk is None:
+        if until == "disk" and not self._core.paths:
             raise InvalidRequest("until is 'disk', but this store has no disk tier: open it with a path")
 
     def _check_lengths(self, lengths: list[int], name: str) -> None:
@@ -299,10 +394,11 @@ class Store:
                 )
 
 
-def open_store(source: str | PathLike[str] | None = None, **settings: Any) -> Store:
+def open_store(source: Source = None, **settings: Any) -> Store:
     """Open a store: `kvtier.open("/cache", capacity="64GiB")` or `kvtier.open("kvtier.toml")`.
 
-    `source` is the disk tier's directory, a `.toml` file of settings, or None for DRAM alone.
+    `source` is the disk tier's directory, or a list of them for several devices, a `.toml` file of
+    settings, or None for DRAM alone.
     `settings` are the fields of `StoreConfig`, sizes also as "64GiB"; `KVTIER_*` variables come
     second, the file third.
 
@@ -352,81 +448,17 @@ def _check_apart(addresses: list[int], lengths: list[int]) -> None:
         end, previous = address + nbytes, i
 
 
+def _check_owner(owner: Owner | None) -> Owner:
+    if owner is None:
+        return Owner()
+    if not isinstance(owner, Owner):
+        raise InvalidRequest(f"owner is {type(owner).__name__}, needs a kvtier.Owner")
+    return owner
+
+
 def _check_timeout(timeout: float | None, default: float) -> float:
     if timeout is None:
         return default
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
         raise InvalidRequest(f"timeout is {timeout!r}, needs seconds above 0, or None for the default")
     return float(timeout)
-
-
-class Closing:
-    """Closes a store once, for whoever comes first: its owner, the collector, or the interpreter's end."""
-
-    def __init__(self, core: Core, reader: Reader, writer: Writer) -> None:
-        self._core = core
-        self._reader = reader
-        self._writer = writer
-        self._lock = threading.Lock()
-
-    def __call__(self) -> None:
-        """Close, or wait for whoever is doing it."""
-        with self._lock:
-            self._close()
-
-    def forget_after_fork(self) -> None:
-        """In a forked child: whoever was closing is not here."""
-        self._lock = threading.Lock()
-
-    def unless_begun(self) -> None:
-        """Close if nobody has begun to: for the copier, whose end the others wait for."""
-        if self._lock.acquire(blocking=False):
-            try:
-                self._close()
-            finally:
-                self._lock.release()
-
-    def _close(self) -> None:
-        core = self._core
-        with core.lock:
-            if core.closed:
-                return
-            core.closed = True
-        timeout = min(core.config.close_timeout, threading.TIMEOUT_MAX)
-        end = time.monotonic() + timeout
-        self._reader.fail_waiting()
-        self._writer.stop(timeout)
-        core.stop(max(0.1, end - time.monotonic()))
-        self._reader.give_up()
-        self._writer.writeback.give_up()
-        _unfinished.discard(self)
-
-
-_open_stores: weakref.WeakSet[Store] = weakref.WeakSet()
-_unfinished: set[Closing] = set()  # of stores that are open, or were dropped and are not closed yet
-_hooked = False
-
-
-def _remember(store: Store) -> None:
-    """Have forked children close their copy of the store, and the interpreter's end close this one."""
-    global _hooked
-    _open_stores.add(store)
-    _unfinished.add(store._close)
-    if not _hooked:
-        os.register_at_fork(after_in_child=_close_in_child)
-        atexit.register(_close_at_exit)
-        _hooked = True
-
-
-def _close_at_exit() -> None:
-    for close in list(_unfinished):
-        close()
-
-
-def _close_in_child() -> None:
-    _unfinished.clear()
-    for store in list(_open_stores):
-        store._finalizer.detach()
-        store._close.forget_after_fork()
-        store._core.forget_after_fork()
-        store._reader.forget_after_fork()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 T = TypeVar("T")
+
+
+_WORTH_HELPING = 1.0
+"""Seconds: whoever waits for less is not to be kept by a copy."""
 
 
 class Transfer(Generic[T]):
@@ -26,12 +31,16 @@ class Transfer(Generic[T]):
         self._copied = threading.Event()
         self._released = threading.Event()
         self._on_cancel: Callable[[], bool] | None = None
+        self._help: Callable[[], None] | None = None
+        """Work of the store's that whoever waits may do himself, instead of waking a thread for it."""
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the outcome, at most `timeout` seconds.
 
         Raises TimeoutError if it is still running then, and StoreClosed if the store is closed first.
         """
+        if (help_out := self._help) is not None and (timeout is None or timeout >= _WORTH_HELPING):
+            help_out()
         return self._future.result(timeout)
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -79,11 +88,16 @@ class Transfer(Generic[T]):
 
     def _finish(self, outcome: T) -> None:
         self._copied.set()
-        self._on_cancel = None  # it refers to the request, and that to this
+        self._on_cancel = self._help = None  # they refer to the request, and that to this
         self._future.set_result(outcome)
+
+    def _finish_once(self, outcome: T) -> None:
+        """As `_finish`, by whoever comes first."""
+        with contextlib.suppress(InvalidStateError):
+            self._finish(outcome)
 
     def _fail(self, error: Exception) -> None:
         self._copied.set()
         self._released.set()
-        self._on_cancel = None
+        self._on_cancel = self._help = None
         self._future.set_exception(error)

@@ -7,10 +7,10 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from kvtier.buffers import copy_many
-from kvtier.store.core import MAX_BATCH_BYTES
+from kvtier.store.paths import DiskPath
 from kvtier.store.put import Flush, Put, WriteThrough
 from kvtier.store.transfer import Transfer
 from kvtier.store.writeback import Writeback
@@ -20,12 +20,16 @@ from kvtier.types import Reason, Status
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from kvtier.codec import Codec
+    from kvtier.owner import OwnerName
     from kvtier.store.core import Core
     from kvtier.store.lease import Until
     from kvtier.types import BatchResult, FlushResult
 
 
 _log = logging.getLogger(__name__)
+_COPY_BYTES = 16 << 20
+"""Bytes copied at a time: the write of one lot overlaps with the copy of the next."""
 
 
 class Writer:
@@ -37,23 +41,38 @@ class Writer:
         self._jobs: deque[Put | Flush] = deque()
         self._current: Put | None = None
         self._queued_chunks = 0
+        self._burials: dict[Transfer[int], int] = {}  # deletes that wait for the journal
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="kvtier-write", daemon=True)
-        self._thread.start()
+
+    @classmethod
+    def start(cls, core: Core) -> Self:
+        """A writer with its thread. Stops `core` if that cannot be had, and raises RuntimeError."""
+        writer = cls(core)
+        try:
+            writer._thread.start()
+        except RuntimeError:
+            core.stop(1.0)
+            raise
+        return writer
 
     def put(
         self,
         keys: Sequence[bytes],
         sources: list[int],
         lengths: list[int],
-        owner: object,
+        buffers: object,
         *,
         until: Until,
         timeout: float,
+        codec: Codec,
+        owner: OwnerName,
+        expires_at: int,
     ) -> Transfer[BatchResult]:
         """Queue a put; what the queue cannot take is refused at once, from the tail."""
         transfer: Transfer[BatchResult] = Transfer()
-        put = Put(keys, transfer, owner, sources, lengths, until, time.monotonic() + timeout)
+        end = time.monotonic() + timeout
+        put = Put(keys, transfer, buffers, sources, lengths, until, end, codec, owner, expires_at)
         transfer._on_cancel = lambda: self._cancel(put)
         with self._core.lock:
             self._core.check_open()
@@ -73,6 +92,7 @@ class Writer:
     def commit(self, put: Put) -> None:
         """Publish a reservation whose slots the caller has filled."""
         put.transfer._set_copied()
+        self._sign(put, put.slots)
         with self._core.lock:
             self._core.check_open()
             self._core.counters["put.requested"] += len(put.keys)
@@ -80,7 +100,7 @@ class Writer:
                 if i in put.slots:
                     self._publish(put, i)
                 elif not self._settle_known(put, i):
-                    self._close(put, i, Status.REFUSED, Reason.NO_SPACE)
+                    self._close(put, i, Status.REFUSED, self.why_no_room(put, i))
             put.alarm = self._core.clock.call_at(put.deadline, partial(self._expire, put))
         self._after_publishing(put)
 
@@ -95,6 +115,11 @@ class Writer:
                 if not self._place(put, i, pass_through=not dram.capacity):
                     break
                 put.prepare_slot(i)
+
+    def why_no_room(self, put: Put, i: int) -> Reason:
+        """Why item `i` got no slot. Called with the lock held."""
+        over = self._core.dram.is_over_quota(put.lengths[i], put.owner.id)
+        return Reason.QUOTA if over else Reason.NO_SPACE
 
     def abort(self, put: Put) -> None:
         """Give back what a reservation holds."""
@@ -119,19 +144,33 @@ class Writer:
                 job.deleted |= keys
         self.writeback.forget(keys)
 
+    def forget_owners(self, owners: set[int]) -> int:
+        """The same of all puts of these owners; how many chunks of them no tier has yet."""
+        for job in (*self._jobs, self._current):
+            if isinstance(job, Put) and job.owner.id in owners:
+                job.deleted |= set(job.keys)
+        return self.writeback.forget_owners(owners)
+
     def bury(self, transfer: Transfer[int], count: int) -> None:
-        """Have the journal learn of a delete, then resolve `transfer` to `count`."""
+        """Have the journals learn of a delete, for at most `put_timeout` seconds, then resolve to `count`."""
         core = self._core
+        self._burials[transfer] = count
+        late = core.clock.call_at(
+            time.monotonic() + core.config.put_timeout, lambda: transfer._finish_once(count)
+        )
 
-        def write() -> None:
-            if core.disk is not None:
-                try:
-                    core.disk.write_tombstones()
-                except OSError as error:
-                    _log.warning("cannot journal a delete in %s, will try again: %s", core.disk.path, error)
-            transfer._finish(count)
+        def done(_: bool) -> None:
+            late.cancel()
+            self._burials.pop(transfer, None)
+            transfer._finish_once(count)
 
-        core.copier.submit(write)
+        core.paths.on_each(DiskPath.bury, done)
+
+    def give_up(self) -> None:
+        """Tell all who wait for the device that the store is closed; what it holds stays its own."""
+        self.writeback.give_up()
+        for transfer, count in list(self._burials.items()):
+            transfer._finish_once(count)
 
     def stop(self, timeout: float) -> None:
         """Finish what was accepted, for at most `timeout` seconds, then end the thread."""
@@ -152,6 +191,7 @@ class Writer:
             flush.give_up()
         if self._thread is not threading.current_thread():
             self._thread.join(max(0.0, end - time.monotonic()))
+        self.writeback.stop()
 
     def _run(self) -> None:
         while True:
@@ -197,7 +237,7 @@ class Writer:
             batch: list[int] = []
             nbytes = 0
             with self._core.lock:
-                while i < put.accepted and nbytes < MAX_BATCH_BYTES:
+                while i < put.accepted and nbytes < _COPY_BYTES:
                     if put.is_open(i) and self._settle_known(put, i):
                         self._charge(put, i)
                     elif put.is_open(i):
@@ -205,7 +245,7 @@ class Writer:
                             if batch or self._wait_for_room(put):
                                 break
                             if put.is_open(i):
-                                self._close(put, i, Status.REFUSED, Reason.NO_SPACE)
+                                self._close(put, i, Status.REFUSED, self.why_no_room(put, i))
                         else:
                             batch.append(i)
                             nbytes += put.lengths[i]
@@ -216,14 +256,20 @@ class Writer:
                 [put.prepare_slot(j) for j in batch],
                 [put.lengths[j] for j in batch],
             )
+            self._sign(put, batch)
             with self._core.lock:
                 put.copying = False
                 for j in batch:
                     self._publish(put, j)
             self.writeback.pump()
-        put.owner = None
+        put.buffers = None
         put.transfer._set_copied()
         self._after_publishing(put)
+
+    def _sign(self, put: Put, items: Iterable[int]) -> None:
+        if self._core.config.signs_dram:
+            for i in items:
+                put.sign_slot(i)
 
     def _settle_known(self, put: Put, i: int) -> bool:
         """Whether nothing has to be copied for item `i`: then it has its outcome, or waits for disk."""
@@ -236,45 +282,55 @@ class Writer:
         on_disk = self._is_sound_on_disk(key)
         if write is None and row == NO_ROW and not on_disk:
             return False
-        if put.until == "dram" or core.disk is None or (on_disk and write is None):
+        if put.until == "dram" or not core.paths or (on_disk and write is None):
             self._close(put, i, Status.KNOWN)
+            if core.admission.is_selective and core.paths and not on_disk and write is None:
+                self._write_again(put, key, row)  # it was not admitted, and may be now
         elif write is not None:
             write.waiters.append((put, i, Status.KNOWN))
-        else:  # cached, but its write to disk failed or was evicted: write it again from the cache
-            core.dram.index.pin(row)
-            offset, nbytes = core.dram.index.offset[row], core.dram.index.nbytes[row]
-            write = WriteThrough(put, key, nbytes, core.dram, offset, row)
-            write.waiters.append((put, i, Status.KNOWN))
-            self._write_through(write)
+        else:  # cached, but its write to disk failed or was evicted
+            self._write_again(put, key, row, i)
         return True
+
+    def _write_again(self, put: Put, key: bytes, row: int, *waiting: int) -> None:
+        """Write a cached chunk through to disk; the items `waiting` of `put` wait for it."""
+        index = self._core.dram.index
+        index.pin(row)
+        write = WriteThrough(put, key, index.nbytes[row], self._core.dram, index.offset[row], row)
+        write.waiters += [(put, i, Status.KNOWN) for i in waiting]
+        self._write_through(write)
 
     def _charge(self, put: Put, i: int) -> None:
         """Count a known chunk against the put's share of the tiers that hold it."""
-        dram, disk = self._core.dram, self._core.disk
+        dram = self._core.dram
         if (row := dram.find(put.keys[i])) != NO_ROW:
             put.dram_left -= dram.share(dram.index.nbytes[row])
-        if disk is not None and (row := disk.find(put.keys[i])) != NO_ROW:
-            put.disk_left -= disk.share(disk.index.nbytes[row])
+        if found := self._core.paths.find(put.keys[i]):
+            index = found[0].tier.index
+            put.charge(found[0], index.slots.size_at(index.offset[found[1]]), index.owner[found[1]])
 
     def _is_sound_on_disk(self, key: bytes) -> bool:
-        """Whether the disk has the chunk. One that it failed to read is dropped, to be put again."""
-        disk = self._core.disk
-        if disk is None or (row := disk.find(key)) == NO_ROW:
+        """Whether a disk that works has the chunk. One that it failed to read is dropped, to be put again."""
+        found = self._core.paths.find(key)
+        if found is None:
             return False
-        if disk.index.suspect(row):
-            disk.discard(row)
+        path, row = found
+        if path.tier.index.suspect(row):
+            path.tier.discard(row)
             return False
-        return True
+        return not path.health.is_down
 
     def _place(self, put: Put, i: int, *, pass_through: bool = True) -> bool:
         """Reserve a slot: in the cache while the put fits it, else one to pass through to disk."""
         core, nbytes = self._core, put.lengths[i]
+        owner = core.owners.learn(put.owner)
         share = core.dram.share(nbytes)
-        offset = core.dram.reserve(nbytes) if put.dram_left >= share else None
+        fits = core.dram.fits(1.0 - put.dram_left, share, owner)
+        offset = core.dram.reserve(nbytes, owner) if fits else None
         if offset is not None:
             put.dram_left -= share
             put.slots[i] = (core.dram, offset)
-        elif pass_through and (offset := core.landing.reserve(nbytes)) is not None:
+        elif pass_through and (offset := core.landing.reserve(nbytes, owner)) is not None:
             put.slots[i] = (core.landing, offset)
         return offset is not None
 
@@ -300,8 +356,10 @@ class Writer:
             return
         row = NO_ROW
         if tier is core.dram:
-            row = tier.index.insert(key, offset, put.lengths[i])
-        if core.disk is None:
+            row = tier.insert(key, offset, put.lengths[i], put.checksums.get(i), expires_at=put.expires_at)
+            if put.expires_at:
+                core.sweeper.start()
+        if not core.paths:
             tier.index.unpin(row)
             self._close(put, i, Status.STORED, nbytes=put.lengths[i])
             return
@@ -313,10 +371,6 @@ class Writer:
 
     def _write_through(self, write: WriteThrough) -> None:
         """Queue the write to disk of a slot that is pinned, or reserved for just that."""
-        assert self._core.disk is not None
-        share = self._core.disk.share(write.nbytes)
-        write.fits = write.put.disk_left >= share
-        write.put.disk_left -= share
         write.put.writing += 1
         self.writeback.add(write)
 
@@ -329,7 +383,7 @@ class Writer:
             self._touch(put)
             self._core.changed.notify_all()
         self._finish([put])
-        self.writeback.pump()
+        self._core.pump()  # a refused write may have left a slot that a read waits for
 
     def _expire(self, put: Put) -> None:
         """Fail what is not stored at the deadline. What is being written may still get there."""
@@ -337,6 +391,7 @@ class Writer:
             self._close_open(put, Status.FAILED, Reason.DEADLINE)
             self._core.changed.notify_all()
         self._finish([put])
+        self.writeback.pump()  # which finds out whether the disk hangs
 
     def _cancel(self, put: Put) -> bool:
         with self._core.lock:

@@ -157,6 +157,14 @@ class EmulatedDevice:
         for mount in self._chosen(device):
             mount.abort()
 
+    def detach(self, *, device: int | None = None) -> None:
+        """Take a device's mount away (`umount -l`): open files go on working, its path is empty for good.
+
+        Faults and counters are out of reach from then on. Raises OSError.
+        """
+        for mount in self._chosen(device):
+            mount.detach()
+
     def close(self) -> None:
         """Unmount, and free the memory; whatever still runs there fails. May be called again."""
         self._close()

@@ -17,7 +17,8 @@ class Fault:
 
     Which: requests of kind `op` on files whose path in the device, or last name, fits the glob `file`, and
     which overlap [`offset`, `offset` + `length`); from the `nth` of these on, each with `probability`
-    (drawn from `seed`), `count` times at most.
+    (drawn from `seed`), `count` times at most. `direct` leaves only opens with O_DIRECT, `sector` only
+    reads and writes whose offset or length is no multiple of so many bytes.
 
     How: `errno` answers with an error. `short` moves that many bytes and says so. `torn` stores that many
     bytes of a write, and claims success unless `errno` is given too. `flip_bit` flips that bit, counted
@@ -37,6 +38,8 @@ class Fault:
     probability: float = 1.0
     seed: int = 0
     count: int | None = None
+    direct: bool = False
+    sector: int | None = None
     errno: int | None = None
     short: int | None = None
     torn: int | None = None
@@ -55,6 +58,10 @@ class Fault:
             raise InvalidRequest("file is a glob of at most 255 bytes, without line breaks")
         if not 0 <= self.probability <= 1:
             raise InvalidRequest(f"probability is {self.probability}, but must be from 0 to 1")
+        if self.direct and self.op != "open":
+            raise InvalidRequest(f'direct is for opens, but op is "{self.op}"')
+        if self.sector is not None and (self.sector < 1 or self.op not in ("read", "write")):
+            raise InvalidRequest(f'sector is {self.sector} for op "{self.op}", but needs reads or writes')
 
     @classmethod
     def gone(cls, errno: int = errnos.ENODEV) -> Fault:
@@ -75,6 +82,8 @@ class Fault:
             "probability": self.probability,
             "seed": self.seed,
             "count": self.count,
+            "direct": int(self.direct),
+            "sector": self.sector,
             "errno": error,
             "keep": self.short if self.torn is None else self.torn,
             "torn": int(self.torn is not None),

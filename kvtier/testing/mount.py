@@ -7,11 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 from kvtier.errors import TierUnavailable
 
 _PATIENCE = 10.0  # seconds for a device to mount, and to end
+_PLAIN, _DETACHING = ("-u", ""), ("-u -z", "-l")
 
 
 class Mount:
@@ -66,7 +68,21 @@ class Mount:
         try:
             self._connection.write_text("1")
         except (OSError, AttributeError):  # no control file system here, or never mounted
-            self._process.kill()
+            self._kill()
+
+    def _kill(self) -> None:
+        """End the process, also from a forked child, which cannot wait for it; the mount is dead then."""
+        if self._process.returncode is None:
+            os.kill(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            while is_mounted(self.path) and self.path.stat():
+                time.sleep(0.001)
+
+    def detach(self) -> None:
+        """Unmount from under whoever uses it: their open files go on working. Raises OSError."""
+        _unmount(self.path, _DETACHING)
+        if is_mounted(self.path):
+            raise OSError(f"cannot detach the emulated device at {self.path}")
 
     def stop(self) -> None:
         """Unmount and end the process, whatever hangs. Never raises."""
@@ -81,7 +97,7 @@ class Mount:
             if stream:
                 stream.close()
         if is_mounted(self.path):
-            _unmount(self.path)
+            _unmount(self.path, _PLAIN, _DETACHING)
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
@@ -92,10 +108,10 @@ def is_mounted(path: Path) -> bool:
         return any(line.split()[4] == str(path) for line in mounts)
 
 
-def _unmount(path: Path) -> None:
-    """Unmount a dead device; from under its users if there are any."""
+def _unmount(path: Path, *ways: tuple[str, str]) -> None:
+    """Unmount a device by the first way that works, of pairs of options: of fusermount3, and of umount."""
     tool = shutil.which("fusermount3")
-    ways = [[tool, "-u"], [tool, "-u", "-z"]] if tool else [["umount"], ["umount", "-l"]]
-    for way in ways:
-        if subprocess.run([*way, str(path)], capture_output=True, check=False).returncode == 0:
+    for with_tool, with_umount in ways:
+        command = [tool, *with_tool.split()] if tool else ["umount", *with_umount.split()]
+        if subprocess.run([*command, str(path)], capture_output=True, check=False).returncode == 0:
             return

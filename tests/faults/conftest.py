@@ -13,6 +13,7 @@ import pytest
 
 import kvtier
 from kvtier.io.base import Batch, IOEngine
+from kvtier.settings import load
 from small_stores import SMALL, numbered_key, pinned_slots, random_payload
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class HeldEngine(IOEngine):
         held, self.held = self.held, []
         for batch in held:
             self._inner.submit(batch)
+
+    def release_one(self, i: int) -> None:
+        """Let the batch `i` of those held pass."""
+        self._inner.submit(self.held.pop(i))
 
     def register(self, address: int, nbytes: int) -> bool:
         return self._inner.register(address, nbytes)
@@ -90,8 +95,9 @@ def open_store(tmp_path: Path) -> Iterator[Callable[..., kvtier.Store]]:
     """
     threads, opened = _threads(), []
 
-    def make(path: Path | None = None, **changes: Any) -> kvtier.Store:
-        store = kvtier.open(path or tmp_path / "store", **{**SMALL, "dram": 0, **changes})
+    def make(path: Path | None = None, wall: Callable[[], float] = time.time, **changes: Any) -> kvtier.Store:
+        settings = load(path or tmp_path / "store", {**SMALL, "dram": 0, **changes})
+        store = kvtier.Store(settings, wall=wall)
         opened.append(store)
         assert store._core.wait_until_populated(20)
         return store
@@ -121,9 +127,9 @@ def open_held(
 
     def make(**changes: Any) -> tuple[kvtier.Store, HeldEngine]:
         store = open_store(**changes)
-        assert store._core.engine is not None
-        engines.append(HeldEngine(store._core.engine))
-        store._core.engine = engines[-1]
+        assert store._core.paths[0].engine is not None
+        engines.append(HeldEngine(store._core.paths[0].engine))
+        store._core.paths[0].engine = engines[-1]
         return store, engines[-1]
 
     yield make

@@ -13,7 +13,7 @@ import xxhash
 
 import kvtier
 from kvtier import Reason, Status
-from kvtier.format import HEADER, RECORD, RECORD_BYTES, SLAB_HEADER_BYTES
+from kvtier.format import HEADER, JOURNAL_HEADER_BYTES, RECORD, RECORD_BYTES, SLAB_HEADER_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ class Filled:
     @property
     def slots(self) -> list[tuple[int, int]]:
         """Per chunk: offset in the slab's file, and bytes stored."""
-        records = np.frombuffer(self.files["journal"], RECORD, offset=RECORD_BYTES)
+        records = np.frombuffer(self.files["journal"], RECORD, offset=JOURNAL_HEADER_BYTES)
         records = records[records["kind"] == 1]
         found = {
             r["key"].tobytes(): (SLAB_HEADER_BYTES + int(r["offset"]), int(r["stored_bytes"]))
@@ -129,8 +129,8 @@ def test_invariant_1_any_byte_of_a_payload_while_the_store_is_open(filled: Fille
         assert filled.judge(store) == [Reason.NONE] * len(SIZES)
         for _ in range(30):
             i = rng.randrange(len(SIZES))
-            row = store._core.disk.find(filled.keys[i])
-            offset = SLAB_HEADER_BYTES + store._core.disk.index.offset[row]
+            row = store._core.paths[0].tier.find(filled.keys[i])
+            offset = SLAB_HEADER_BYTES + store._core.paths[0].tier.index.offset[row]
             flip(filled.path / "slab", offset + rng.randrange(SIZES[i]))
             assert filled.judge(store) == all_but(i, Reason.CHECKSUM)
 
@@ -161,7 +161,7 @@ def test_invariant_1_a_slab_cut_short_while_the_store_is_open(filled: Filled) ->
 
 def test_invariant_1_a_journal_cut_anywhere(filled: Filled) -> None:
     length = len(filled.files["journal"])
-    cuts = {0, 1, 8, 127, 128, *range(RECORD_BYTES, length, RECORD_BYTES)}
+    cuts = {0, 1, 8, 127, 128, 4096, *range(JOURNAL_HEADER_BYTES, length, RECORD_BYTES)}
     cuts |= {cut + delta for cut in list(cuts) for delta in (1, 60) if cut + delta < length}
     for cut in sorted(cuts):
         filled.restore()
@@ -173,12 +173,13 @@ def test_invariant_1_a_journal_cut_anywhere(filled: Filled) -> None:
 
 
 def chunks_whole_in(filled: Filled, cut: int) -> list[bool]:
-    records = np.frombuffer(filled.files["journal"], RECORD, offset=RECORD_BYTES)
+    records = np.frombuffer(filled.files["journal"], RECORD, offset=JOURNAL_HEADER_BYTES)
     whole = dict.fromkeys(filled.keys, False)
     for number, record in enumerate(records):
         if record["kind"] == 1:
             more = (int(record["parts"]) - 1) // 7
-            whole[record["key"].tobytes()] = (number + more + 2) * RECORD_BYTES <= cut
+            end = JOURNAL_HEADER_BYTES + (number + more + 1) * RECORD_BYTES
+            whole[record["key"].tobytes()] = end <= cut
     return [whole[key] for key in filled.keys]
 
 
@@ -198,17 +199,17 @@ def test_invariant_1_a_journal_garbled_anywhere(filled: Filled, seed: int) -> No
 
 
 def test_invariant_1_one_garbled_record_costs_one_chunk(filled: Filled) -> None:
-    records = np.frombuffer(filled.files["journal"], RECORD, offset=RECORD_BYTES)
+    records = np.frombuffer(filled.files["journal"], RECORD, offset=JOURNAL_HEADER_BYTES)
     for number, record in enumerate(records):
         filled.restore()
-        flip(filled.path / "journal", (number + 1) * RECORD_BYTES + 20)
+        flip(filled.path / "journal", JOURNAL_HEADER_BYTES + number * RECORD_BYTES + 20)
         assert filled.reopen().count(Reason.ABSENT) == 1, f"record {number} of kind {record['kind']}"
 
 
 def test_invariant_1_records_swapped_doubled_and_moved(filled: Filled) -> None:
     """Whole records in other places: each is numbered, so none of them counts."""
     data = filled.files["journal"]
-    head, body = data[:RECORD_BYTES], data[RECORD_BYTES:]
+    head, body = data[:JOURNAL_HEADER_BYTES], data[JOURNAL_HEADER_BYTES:]
     records = [body[i : i + RECORD_BYTES] for i in range(0, len(body), RECORD_BYTES)]
     for changed in (records[::-1], records + records, records[1:], [records[-1], *records]):
         filled.restore()
@@ -220,7 +221,7 @@ def test_invariant_1_two_slots_swapped(filled: Filled, payload: Any, key: Any) -
     with filled.open_store(filled.path, **SETTINGS) as store:  # of one size, so that they can be swapped
         more = [key(100), key(101)]
         assert store.put(more, [payload(100), payload(101)], until="disk").result(20).ok
-        disk = store._core.disk
+        disk = store._core.paths[0].tier
         first, second = (SLAB_HEADER_BYTES + disk.index.offset[disk.find(k)] for k in more)
     slab = bytearray((filled.path / "slab").read_bytes())
     n = 64 * KIB
@@ -296,7 +297,7 @@ def versioned(data: bytes, version: int) -> bytes:
 
 
 @pytest.mark.parametrize("names", [["slab"], ["journal"], ["slab", "journal"]])
-@pytest.mark.parametrize("version", [0, 2, 2**32 - 1])
+@pytest.mark.parametrize("version", [0, 1, 3, 2**32 - 1])
 def test_another_format_version_is_left_alone(filled: Filled, names: list[str], version: int) -> None:
     for name in names:
         (filled.path / name).write_bytes(versioned(filled.files[name], version))

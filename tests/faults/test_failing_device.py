@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def broken(store: kvtier.Store, flags: int) -> Iterator[None]:
     """The slab's descriptor, exchanged for one that cannot do everything."""
-    disk: Any = store._core.disk
+    disk: Any = store._core.paths[0].tier
     fd = disk._file.fd
     good = os.dup(fd)
     bad = os.open(store.config.path / "slab", flags | os.O_DIRECT)
@@ -101,7 +101,7 @@ def test_a_device_that_cannot_write(open_store: Any, payload: Any, key: Any) -> 
 def test_a_journal_that_cannot_be_written(open_store: Any, payload: Any, key: Any) -> None:
     store = open_store()
     put_and_get(store, key(1), payload(1))
-    journal = store._core.disk.journal
+    journal = store._core.paths[0].tier.journal
     good = os.dup(journal._fd)
     bad = os.open(os.devnull, os.O_RDONLY)
     os.dup2(bad, journal._fd)

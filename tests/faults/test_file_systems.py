@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -235,3 +236,109 @@ def test_a_journal_without_space(open_store: Any, small_fs: Any, payload: Any, k
     assert store.match([key(i) for i in range(count + 1)]) == count
     put_and_get(store, key(count), payload(count))
     store.close()
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["tmpfs", "ext2"])
+def test_a_floor_of_free_space_holds_where_none_is_reserved(
+    open_store: Any, small_fs: Any, kind: str, monkeypatch: pytest.MonkeyPatch, payload: Any, key: Any
+) -> None:
+    if kind == "tmpfs":  # which can reserve; make it one that cannot
+        monkeypatch.setattr("kvtier.tiers.slab.directory._reserve", lambda fd, nbytes: False)
+    point = small_fs(kind, 20 * MIB)
+    floor = 3 * MIB
+    with pytest.raises(kvtier.TierUnavailable, match=f"beside the {floor} of free_space: lower capacity"):
+        open_store(point / "store", capacity=18 * MIB, free_space=floor)
+    store = open_store(point / "store", capacity=12 * MIB, free_space=floor)
+    put_and_get(store, key(0), payload(0))
+    (point / "others").write_bytes(bytes(12 * MIB))  # what others use since: now the floor comes first
+    time.sleep(1.1)  # or the last look is not old enough for another
+    put_and_get(store, key(300), payload(300))
+    time.sleep(0.1)
+    keys = [key(i) for i in range(1, 101)]
+    result = store.put(keys, [payload(i) for i in range(1, 101)], until="disk").result(10)
+    refused = [i for i in range(100) if result.status[i] == Status.REFUSED]
+    assert 10 < len(refused) < 60
+    assert all(outcome(result, i) == (Status.REFUSED, Reason.NO_SPACE) for i in refused)
+    disk = os.statvfs(point)
+    assert disk.f_bavail * disk.f_frsize >= floor - 128 * KIB  # journal and metadata
+    assert store.stats()["disk.low_space"] is True
+    assert store.stats()["disk.write_failures"] == 0, "it was asked for, not run into"
+    target = np.empty(CHUNK, np.uint8)
+    assert store.get([key(0)], into=[target]).result(10).ok
+    (point / "others").unlink()
+    eventually_stored(store, key(1), payload(1))
+    assert store.put(keys[:40], [payload(i) for i in range(1, 41)], until="disk").result(10).ok
+    store.close()
+
+
+def eventually_stored(store: kvtier.Store, key: kvtier.ChunkKey, value: Any) -> None:
+    """A full file system is looked at again when a put comes, at most every second."""
+    end = time.monotonic() + 20
+    while not store.put([key], [value], until="disk").result(10).ok:
+        assert time.monotonic() < end, "still no space"
+        time.sleep(0.1)
+
+
+@needs_root
+def test_a_floor_does_not_bind_a_slab_that_has_its_space(
+    open_store: Any, small_fs: Any, payload: Any, key: Any
+) -> None:
+    point = small_fs("tmpfs", 16 * MIB)
+    store = open_store(point / "store", capacity=12 * MIB, free_space=2 * MIB)
+    assert store.stats()["disk.reserved"] is True
+    (point / "others").write_bytes(bytes(3 * MIB))
+    for start in (0, 20):
+        for i in range(start, start + 20):
+            put_and_get(store, key(i), payload(i))
+        store.close()
+        store = open_store(point / "store", capacity=12 * MIB, free_space=2 * MIB)
+    store.close()
+
+
+def test_no_floor_asks_nothing(open_store: Any, payload: Any, key: Any, monkeypatch: Any) -> None:
+    store = open_store()
+    monkeypatch.setattr(os, "statvfs", lambda path: pytest.fail("asked"))
+    for i in range(3):
+        put_and_get(store, key(i), payload(i))
+
+
+def test_gets_do_not_ask_for_free_space(open_store: Any, payload: Any, key: Any, monkeypatch: Any) -> None:
+    """Nor is it asked more than once a second, nor with the store's lock held."""
+    monkeypatch.setattr("kvtier.tiers.slab.directory._reserve", lambda fd, nbytes: False)
+    store = open_store(free_space=1)
+    asked: list[bool] = []
+    statvfs = os.statvfs
+
+    def counted(path: Any) -> Any:
+        asked.append(store._core.lock.locked())
+        return statvfs(path)
+
+    monkeypatch.setattr("kvtier.tiers.slab.space.os.statvfs", counted)
+    start = time.monotonic()
+    for i in range(60):
+        put_and_get(store, key(i), payload(i))
+    assert len(asked) <= 1 + time.monotonic() - start
+    time.sleep(1.1)
+    asked.clear()
+    target = np.empty(CHUNK, np.uint8)
+    for i in range(60):
+        store.get([key(i)], into=[target]).result(10)
+    assert not asked
+
+
+def test_a_device_that_does_not_tell_its_free_space_is_no_reason_to_refuse(
+    open_store: Any, payload: Any, key: Any, monkeypatch: Any, caplog: Any
+) -> None:
+    monkeypatch.setattr("kvtier.tiers.slab.directory._reserve", lambda fd, nbytes: False)
+    store = open_store(free_space=1)
+
+    def fail(path: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("kvtier.tiers.slab.space.os.statvfs", fail)
+    time.sleep(1.1)
+    for i in range(3):
+        put_and_get(store, key(i), payload(i))
+    store.close()
+    assert not caplog.records

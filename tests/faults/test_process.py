@@ -78,7 +78,8 @@ def test_invariant_9_a_forked_child_is_closed_and_the_parent_untouched(tmp_path:
                     match=lambda: store.match([key(1)]), put=lambda: store.put([key(2)], [payload(2)]),
                     get=lambda: store.get([key(1)], into=[payload(0)]), read=lambda: store.read([key(1)]),
                     flush=lambda: store.flush(), delete=lambda: store.delete([key(1)]),
-                    reserve=lambda: store.reserve([key(3)], 100),
+                    reserve=lambda: store.reserve([key(3)], 100), owners=lambda: store.owners(),
+                    delete_all=lambda: store.delete_all(tenant="a"),
                     pin=lambda: store.pin([key(1)]).__enter__())
                 for name, call in calls.items():
                     try:

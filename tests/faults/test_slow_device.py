@@ -197,8 +197,8 @@ def test_invariant_6_a_deleted_chunk_stays_deleted_after_a_crash(
 ) -> None:
     store, _ = open_held()
     deleted: list[int] = []
-    journal = store._core.disk.journal
-    lock = journal.lock
+    tier = store._core.paths[0].tier
+    lock = tier.commit_lock
 
     class DeleteFirst:
         def __enter__(self) -> None:
@@ -212,11 +212,11 @@ def test_invariant_6_a_deleted_chunk_stays_deleted_after_a_crash(
         def __exit__(self, *_: object) -> None:
             lock.release()
 
-    journal.lock = DeleteFirst()
+    tier.commit_lock = DeleteFirst()
     assert outcome(store.put([key(1)], [payload(1)], until="disk").result(5)) == (
         Status.FAILED, Reason.DELETED,
     )  # fmt: skip
-    journal.lock = lock
+    tier.commit_lock = lock
     assert deleted == [1]
     shutil.copytree(store.config.path, tmp_path / "after")  # what a kill -9 would leave
     with kvtier.open(tmp_path / "after", chunk_bytes=CHUNK) as after:
@@ -246,7 +246,7 @@ def test_close_leaves_nobody_waiting_for_a_device_that_hangs(
     from kvtier.store import core
 
     core._abandoned.remove(store._core)
-    store._core.disk.close()
+    store._core.paths[0].tier.close()
 
 
 def test_a_put_at_its_deadline_is_counted_once(open_held: Any, key: Any, payload: Any) -> None:
@@ -297,7 +297,7 @@ import gc, os, sys, threading
 import numpy as np, kvtier
 gc.disable()
 store = kvtier.open(sys.argv[1], capacity="8MiB", dram="1MiB", landing="1MiB", chunk_bytes="64KiB")
-disk = store._core.disk
+disk = store._core.paths[0].tier
 insert = disk.insert
 disk.insert = lambda write: (gc.collect(), insert(write))[1]  # the collector runs under the lock
 transfer = store.put([bytes(32)], [np.zeros(65536, np.uint8)], until="disk")

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvtier.config import GIB, KIB, MIB, StoreConfig, extent_area, extent_size
-from kvtier.format import RECORD, Header, put_records, records_for, seal
-from kvtier.index.cache import NO_ROW, SlotCache
+from kvtier.format import RECORD, Header, StoredChunk, journal_head, put_records, records_for, seal
+from kvtier.index.cache import COLUMNS, NO_ROW, SlotCache
 from kvtier.tiers.slab.recovery import replay
 from kvtier.tiers.slab.tier import SlabTier
 
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 PAGE = 4096
 EXTENT = 4 * PAGE
 KEYS = [hashlib.sha256(b"%d" % i).digest() for i in range(60)]
+
+
+def columns(**given: np.ndarray) -> dict[str, np.ndarray]:
+    """All columns of an index, zero where not given."""
+    count = len(given["offset"])
+    return {name: given.get(name, np.zeros(count, code)) for name, code in COLUMNS.items()}
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -64,9 +70,12 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.load(
                 b"".join(KEYS[:count]),
                 slot_bytes,
-                offsets,
-                np.arange(1, count + 1, dtype=np.uint32),
-                np.arange(count, dtype=np.uint64),
+                columns(
+                    offset=offsets,
+                    nbytes=np.arange(1, count + 1),
+                    generation=np.arange(count),
+                    stored_bytes=np.full(count, PAGE),
+                ),
             )
             self.lru = KEYS[:count]
             self.bytes = {key: i + 1 for i, key in enumerate(self.lru)}
@@ -254,9 +263,10 @@ class MixedMachine(RuleBasedStateMachine):
         self.cache.load(
             b"".join(former.key(row) for row in rows),
             former.slots.slot_bytes.copy(),
-            np.array([former.offset[row] for row in rows], np.int64),
-            np.array([former.nbytes[row] for row in rows], np.uint32),
-            np.array([former.generation[row] for row in rows], np.uint64),
+            {
+                name: np.array([getattr(former, name)[row] for row in rows], code)
+                for name, code in COLUMNS.items()
+            },
         )
         assert [self.cache.key(row) for row in self.cache.by_age().tolist()] == [
             former.key(row) for row in rows
@@ -320,7 +330,7 @@ def make_store(path: Path, chunks: int, parts: int) -> StoreConfig:
     slot = parts * part
     capacity = chunks * slot * 5 // 4 + GIB
     config = StoreConfig(
-        path=path,
+        paths=(path,),
         capacity=capacity,
         dram=slot,
         landing=slot,
@@ -332,10 +342,11 @@ def make_store(path: Path, chunks: int, parts: int) -> StoreConfig:
     header = Header.new(part_bytes=part, capacity=capacity, extent_bytes=extent, chunk_bytes=slot)
     per_extent = extent // slot
     numbers = np.arange(chunks)
-    pattern = put_records(
+    chunk = StoredChunk(
         key=bytes(32), generation=1, offset=0, slot_bytes=slot, payload_bytes=slot, stored_bytes=slot,
         sums=np.arange(parts, dtype=np.uint64),
     )  # fmt: skip
+    pattern = put_records([chunk])
     records = np.tile(pattern, chunks)
     each = records_for(parts)
     records["generation"] = np.repeat(numbers + 1, each)
@@ -344,7 +355,7 @@ def make_store(path: Path, chunks: int, parts: int) -> StoreConfig:
     records["key"][::each] = np.frombuffer(keys, "V32")
     journal = header.for_journal(1)
     path.mkdir()
-    (path / "journal").write_bytes(journal.encode() + seal(records, journal.journal_id, 0))
+    (path / "journal").write_bytes(journal_head(journal) + seal(records, journal.journal_id, 0))
     (path / "slab").write_bytes(header.encode())
     os.truncate(path / "slab", 4096)
     return config
@@ -354,7 +365,7 @@ def make_store(path: Path, chunks: int, parts: int) -> StoreConfig:
 def sparse_slab(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slabs of many GiB that take up no disk."""
     monkeypatch.setattr("kvtier.tiers.slab.directory._reserve", lambda fd, nbytes: False)
-    monkeypatch.setattr("kvtier.tiers.slab.opening.check_free_space", lambda path, wanted: None)
+    monkeypatch.setattr("kvtier.tiers.slab.opening.check_free_space", lambda path, wanted, floor: None)
 
 
 @pytest.mark.usefixtures("sparse_slab")

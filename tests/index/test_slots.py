@@ -29,7 +29,9 @@ class SlotMachine(RuleBasedStateMachine):
         for _ in range(count):
             size = self.slots.size_for(nbytes)
             assert nbytes <= size <= page_up(nbytes) + page_up(nbytes) // 8
+            has_free = self.slots.has_free(nbytes)
             offset = self.slots.allocate(nbytes)
+            assert has_free == (offset is not None)
             if offset is None:
                 assert self.full_for(size)
                 return

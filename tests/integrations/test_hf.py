@@ -145,10 +145,10 @@ def test_known_chunks_move_nothing(llama: Any, store: Any, monkeypatch: pytest.M
     monkeypatch.setattr(
         module,
         "gather",
-        lambda cache, row, chunk, *rest: gathered.append(chunk) or real(cache, row, chunk, *rest),
+        lambda *args: gathered.extend(args[-1].tolist()) or real(*args),
     )
     result = prefix_cache.save(ids, cache).result()
-    assert gathered == [2, 3]
+    assert gathered == [[0, 2], [0, 3]]
     assert result.ok
 
 
@@ -166,6 +166,25 @@ def test_a_restart_finds_it_on_disk(llama: Any, tmp_path: Path) -> None:
         assert_same_kv(cache, reference, restored)
         assert torch.equal(generated(twin, ids, cache=cache), generated(llama, ids))
         assert store.stats()["disk.bytes_read"] >= 8 * prefix_cache.layout.chunk_bytes
+
+
+def test_a_codec_changes_nothing_but_the_disk(tmp_path: Path) -> None:
+    model = tiny("llama", dtype=torch.bfloat16)
+    ids = prompt(512)
+    reference, _ = computed(model, ids)
+    options = {"capacity": "64MiB", "dram": 0, "chunk_bytes": "1MiB"}
+    with kvtier.open(tmp_path, **options) as store:
+        prefix_cache = PrefixCache(model, store, chunk_tokens=256, codec="lz4-16bit")
+        assert prefix_cache.save(ids, reference, until="disk").result().ok
+        stats = store.stats()
+        assert (stats["codec.chunks"], stats["codec.not_smaller"]) == (2, 0)
+        assert stats["codec.stored_bytes"] < stats["codec.payload_bytes"]
+    with kvtier.open(tmp_path, **options) as store:
+        cache, restored = PrefixCache(model, store, chunk_tokens=256).restore(ids)
+        assert restored == 511
+        assert_same_kv(cache, reference, restored)
+        with pytest.raises(kvtier.InvalidRequest, match="codec is 'zip'"):
+            PrefixCache(model, store, codec="zip")
 
 
 @pytest.mark.parametrize("dram", [0, "256KiB"])

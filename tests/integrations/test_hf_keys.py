@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from hf_models import CHUNK, computed, prompt, tiny  # noqa: E402
+from kvtier import Owner  # noqa: E402
 from kvtier.integrations.hf import PrefixCache, weights_digest  # noqa: E402
 
 
@@ -64,6 +65,24 @@ def test_what_the_digest_depends_on(llama: Any, monkeypatch: pytest.MonkeyPatch)
     other.lm_head.weight.data[-1, -1] += 1
     assert weights_digest(sampled) not in digests
     assert weights_digest(sampled) != weights_digest(other)
+
+
+def test_a_cache_owns_what_it_saves(llama: Any, store: Any) -> None:
+    ids = prompt(128)
+    cache = PrefixCache(llama, store, chunk_tokens=CHUNK, salt="one", tenant="acme", ttl=3600)
+    cache.save(ids, computed(llama, ids)[0]).result()
+    PrefixCache(llama, store, chunk_tokens=CHUNK).save(ids, computed(llama, ids)[0]).result()
+    owner = Owner(cache.namespace().digest(), "acme")
+    nameless = Owner(PrefixCache(llama, store, chunk_tokens=CHUNK).namespace().digest())
+    found = {row.id: row for row in store.owners()}
+    assert set(found) == {owner.id, nameless.id}
+    assert found[owner.id].tenant == "acme"
+    index = store._core.dram.index
+    with store._core.lock:
+        assert all(index.expires_at[row] for row in index.rows_of({owner.id}))
+    assert store.delete_all(tenant="acme").result() == found[owner.id].chunks
+    assert cache.restore(ids)[1] == 0
+    assert PrefixCache(llama, store, chunk_tokens=CHUNK).restore(ids)[1] == 127
 
 
 def test_tenants_never_share(llama: Any, store: Any) -> None:

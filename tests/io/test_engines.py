@@ -16,6 +16,7 @@ from kvtier import _native
 from kvtier.config import StoreConfig
 from kvtier.errors import TierUnavailable
 from kvtier.io import open_engine, uring_obstacle
+from kvtier.io.aio import AioEngine
 from kvtier.io.base import CHECKSUM, OP, SHORT, Batch, IOEngine
 from kvtier.io.threads import ThreadEngine
 
@@ -143,6 +144,26 @@ def test_invariant_1_another_seed_is_a_checksum_failure(
     assert run(engine, [op(file, memory, 0, seed=seed)], sums).results.tolist() == [CHECKSUM]
 
 
+def test_a_read_that_collects_hands_back_the_sums(
+    engine: IOEngine, file: int, aligned: Callable[[int], np.ndarray]
+) -> None:
+    memory = aligned(3 * PART + PAGE)
+    expected = content(1 << 20)[PAGE : PAGE + memory.nbytes]
+    sums = digests(expected, 5)
+    batch = run(engine, [(*op(file, memory, PAGE, seed=5, first_sum=1)[:-1], 1)], [77] * (len(sums) + 2))
+    assert batch.results.tolist() == [0]
+    assert batch.sums.tolist() == [77, *sums, 77]
+    assert (memory == expected).all()
+
+
+def test_a_read_that_collects_and_ends_too_early_is_short(
+    engine: IOEngine, file: int, aligned: Callable[[int], np.ndarray]
+) -> None:
+    memory = aligned(2 * PART)
+    batch = run(engine, [(*op(file, memory, (1 << 20) - PART)[:-1], 1)], [0, 0])
+    assert batch.results.tolist() == [SHORT]
+
+
 @pytest.mark.parametrize("left", [0, PAGE, PART, PART + 512, PART + 1])
 def test_invariant_1_a_file_that_ends_too_early_is_a_short_read(
     engine: IOEngine, file: int, aligned: Callable[[int], np.ndarray], left: int
@@ -160,10 +181,11 @@ def test_a_read_behind_the_end_is_short(
 
 
 @pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize("fd", [1 << 20, -1])
 def test_a_bad_descriptor_is_its_errno(
-    engine: IOEngine, aligned: Callable[[int], np.ndarray], write: bool
+    engine: IOEngine, aligned: Callable[[int], np.ndarray], write: bool, fd: int
 ) -> None:
-    batch = run(engine, [op(1 << 20, aligned(PAGE), 0, write=write)], [0])
+    batch = run(engine, [op(fd, aligned(PAGE), 0, write=write)], [0])
     assert batch.results.tolist() == [errno.EBADF]
 
 
@@ -369,7 +391,7 @@ def test_a_closed_engine_takes_no_batch(
 
 def test_settings_choose_the_engine(tmp_path: Path) -> None:
     def name_of(**settings: Any) -> tuple[str, type]:
-        engine = open_engine(StoreConfig(path=tmp_path, io_threads=2, **settings))
+        engine = open_engine(StoreConfig(paths=(tmp_path,), io_threads=2, **settings))
         assert engine.close(WAIT)
         return engine.name, type(engine)
 
@@ -389,4 +411,52 @@ def test_what_stands_in_the_way_of_uring_is_said(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(_native, "why_not", "because")
     assert "because" in uring_obstacle()
     with pytest.raises(TierUnavailable, match=r"because.*'auto'"):
-        open_engine(StoreConfig(path=tmp_path, engine="uring"))
+        open_engine(StoreConfig(paths=(tmp_path,), engine="uring"))
+
+
+def test_aio_keeps_no_more_files_open_than_it_uses_at_once(
+    engine_maker: Callable[..., IOEngine], tmp_path: Path, aligned: Callable[[int], np.ndarray]
+) -> None:
+    engine = engine_maker("aio", 2)
+    before = len(os.listdir("/proc/self/fd"))
+    memory = aligned(PAGE)
+    for i in range(20):
+        path = tmp_path / str(i)
+        path.write_bytes(bytes(PAGE))
+        fd = os.open(path, os.O_RDONLY)
+        batch = run(engine, [op(fd, memory, 0, part=0)], [])
+        os.close(fd)
+        assert batch.results.tolist() == [0]
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+    assert engine.close(10)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_threads_that_cannot_all_be_had_are_let_go(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    real = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def third_fails(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise error
+        started.append(thread)
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", third_fails)
+    with pytest.raises(type(error)):
+        ThreadEngine(4)
+    assert [thread.is_alive() for thread in started] == [False, False]
+
+
+def test_an_event_loop_without_a_thread_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though whoever catches the error, and with it the engine, keeps it."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="new thread") as kept:
+        AioEngine(4)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert kept.value.__traceback__ is not None

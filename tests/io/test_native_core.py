@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -183,6 +184,25 @@ def test_a_refused_batch_leaves_nothing_behind(engine: NativeEngine) -> None:
     with pytest.raises(RuntimeError, match="closed"):
         engine.submit(batch)
     assert not engine._running
+
+
+@pytest.mark.parametrize("kind", ["uring", "threads"])
+def test_an_engine_that_gets_no_thread_leaves_none(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though whoever catches the error, and with it the engine, keeps it."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = len(os.listdir("/proc/self/task"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread") as kept:
+            make_engine(kind)
+    end = time.monotonic() + 10
+    while len(os.listdir("/proc/self/task")) > before:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert kept.value.__traceback__ is not None
 
 
 def test_a_raising_callback_is_logged(engine: NativeEngine, caplog: pytest.LogCaptureFixture) -> None:

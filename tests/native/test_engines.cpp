@@ -52,7 +52,7 @@ struct Work {
                      .sums = static_cast<uint32_t>(i * kParts),
                      .fd = fd,
                      .write = write,
-                     .reserved = 0});
+                     .collect = 0});
     }
   }
 
@@ -105,6 +105,33 @@ void reads_what_it_wrote(Engine& engine, bool registered) {
   CHECK(reads.results[198] == kOk && reads.results[199] == kShort);
 }
 
+void leaves_sums_alone_when_unchecked(Engine& engine) {
+  File file;
+  Work writes(file.fd(), 20, true), reads(file.fd(), 20, false);
+  writes.fill();
+  for (Work* work : {&writes, &reads}) {
+    for (Op& op : work->ops) op.part_bytes = 0;
+    std::fill(work->sums.begin(), work->sums.end(), 5);
+    work->run(engine);
+    CHECK(work->all(kOk));
+    CHECK(std::count(work->sums.begin(), work->sums.end(), 5) == 20 * kParts);
+  }
+  CHECK(same_bytes(reads, writes));
+  CHECK(::ftruncate(file.fd(), 19 * kLength + 5000) == 0);
+  reads.run(engine);
+  CHECK(reads.results[18] == kOk && reads.results[19] == kShort);
+}
+
+void hands_back_the_sums_when_it_collects(Engine& engine) {
+  File file;
+  Work writes(file.fd(), 20, true), reads(file.fd(), 20, false);
+  writes.fill();
+  writes.run(engine);
+  for (Op& op : reads.ops) op.collect = 1;
+  reads.run(engine);
+  CHECK(reads.all(kOk) && same_bytes(reads, writes) && reads.sums == writes.sums);
+}
+
 void device_errors_are_results(Engine& engine) {
   Work nowhere(-1, 3, false);
   nowhere.run(engine);
@@ -133,7 +160,7 @@ void refuses(Engine& engine, Change change) {
 void refuses_malformed_batches(Engine& engine) {
   refuses(engine, [](Work& work) { work.ops[0].length = 0; });
   refuses(engine, [](Work& work) { work.ops[0].length = kLength + 512; });
-  refuses(engine, [](Work& work) { work.ops[0].part_bytes = 0; });
+  refuses(engine, [](Work& work) { work.ops[0].part_bytes = kPart + 512; });
   refuses(engine, [](Work& work) { work.ops[0].sums = 1; });
   refuses(engine, [](Work& work) { work.ops[0].sums = UINT32_MAX; });
   refuses(engine, [](Work& work) { work.results.clear(); });
@@ -216,6 +243,8 @@ void test(const std::string& kind) {
   for (const bool registered : {false, true}) {
     Engine engine(kind, kDepth, kMaxBytes);
     reads_what_it_wrote(engine, registered);
+    leaves_sums_alone_when_unchecked(engine);
+    hands_back_the_sums_when_it_collects(engine);
     device_errors_are_results(engine);
     refuses_malformed_batches(engine);
     serves_many_threads(engine);

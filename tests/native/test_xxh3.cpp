@@ -24,6 +24,16 @@ constexpr Golden kGolden[] = {
     {1048576, 0, 0x7b0c7e7348bde3ff}, {1048576, UINT64_MAX, 0xd0e056cb5df35c59},
 };
 
+// Into memory on a cache line, and off it; what lies around stays.
+void copies_what_it_hashes(const uint8_t* source, const Golden& golden, size_t skew) {
+  constexpr size_t kLine = 64;
+  std::vector<uint8_t> memory(golden.length + 4 * kLine, 0xEE);
+  const size_t start = kLine + (kLine - reinterpret_cast<uintptr_t>(memory.data()) % kLine) + skew;
+  CHECK(xxh3_64_copy(&memory[start], source, golden.length, golden.seed) == golden.hash);
+  CHECK(std::equal(source, source + golden.length, memory.begin() + start));
+  CHECK(memory[start - 1] == 0xEE && memory[start + golden.length] == 0xEE);
+}
+
 }  // namespace
 
 int main() {
@@ -35,6 +45,8 @@ int main() {
       std::vector<uint8_t> shifted(golden.length + 1);
       std::copy_n(data.begin(), golden.length, shifted.begin() + 1);
       CHECK(xxh3_64(shifted.data() + 1, golden.length, golden.seed) == golden.hash);
+      for (const size_t skew : {0, 1, 16, 63})
+        copies_what_it_hashes(shifted.data() + 1, golden, skew);
     }
   }
   CHECK(!force_vector_path("mmx"));

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import kvtier
+from kvtier.settings import load
 from small_stores import SMALL, numbered_key, pinned_slots, random_payload
 
 if TYPE_CHECKING:
@@ -40,19 +42,28 @@ def payloads(payload: Any) -> Callable[[int], Any]:
     return lambda count: np.stack([payload(i) for i in range(count)])
 
 
+@pytest.fixture(params=["slab", "files"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The kind of the disk tier of whatever `open_store` opens."""
+    return str(request.param)
+
+
 @pytest.fixture
-def open_store(tmp_path: Path) -> Iterator[Callable[..., kvtier.Store]]:
+def open_store(tmp_path: Path, kind: str) -> Iterator[Callable[..., kvtier.Store]]:
     """`open_store(path=None, **settings)`: a small store; at the end no slot of it may be pinned.
 
-    `path=False` is a store in DRAM alone.
+    `path=False` is a store in DRAM alone; `wall` the clock that chunks expire by.
     """
     opened: list[kvtier.Store] = []
 
-    def make(path: Path | bool | None = None, **changes: Any) -> kvtier.Store:
-        settings = {**SMALL, **changes}
+    def make(
+        path: Path | list[Path] | bool | None = None, wall: Callable[[], float] = time.time, **changes: Any
+    ) -> kvtier.Store:
+        settings = {**SMALL, "kind": kind, **changes}
         if path is False:
             del settings["capacity"]
-        opened.append(kvtier.open(None if path is False else path or tmp_path / "store", **settings))
+        source = None if path is False else path or tmp_path / "store"
+        opened.append(kvtier.Store(load(source, settings), wall=wall))
         return opened[-1]
 
     yield make

@@ -67,7 +67,8 @@ def test_a_put_larger_than_a_tier_keeps_a_head_that_is_known(
     result = store.put(keys(40), payloads(40), until=until).result(20)
     assert result.status[:8].tolist() == [KNOWN] * 8
     idle(store)
-    rows = [getattr(store._core, tier).find(k) for k in keys(8)]
+    in_tier = store._core.dram if tier == "dram" else store._core.paths[0].tier
+    rows = [in_tier.find(k) for k in keys(8)]
     assert -1 not in rows, "KNOWN, and evicted by what comes behind it"
 
 
@@ -76,7 +77,7 @@ def test_a_get_larger_than_dram_keeps_its_head_there_for_the_next(
 ) -> None:
     store = open_store(dram=MIB, io_window=CHUNK)
     store.put(keys(40), payloads(40), until="disk").result(20)
-    engine = store._core.engine
+    engine = store._core.paths[0].engine
     submit = engine.submit
 
     def slowly(batch: Any) -> None:
@@ -101,8 +102,7 @@ def test_heads_outlive_tails_on_disk_over_many_batches(
     open_store: Any, key: Any, payload: Any, last: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for a prefix above 16 MiB: its batches end one after the other."""
-    monkeypatch.setattr("kvtier.store.reads.MAX_BATCH_BYTES", CHUNK)
-    monkeypatch.setattr("kvtier.store.writeback.MAX_BATCH_BYTES", CHUNK)
+    monkeypatch.setattr("kvtier.store.paths._MAX_BATCH_BYTES", CHUNK)
     check_heads_outlive_tails(open_store(capacity=2 * MIB, dram=0), key, payload, "disk", last)
 
 

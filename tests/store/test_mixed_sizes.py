@@ -36,7 +36,7 @@ def test_invariant_4_a_chunk_only_in_dram_keeps_its_length_on_disk(
     assert store.put([key(0)], [first], until="disk").result(5).ok
     for i in range(1, 41):  # push it out of the disk
         assert store.put([key(i)], [payload(i)], until="disk").result(5).ok
-    assert store._core.disk.find(key(0)) == -1
+    assert store._core.paths[0].tier.find(key(0)) == -1
     assert store._core.dram.find(key(0)) != -1
     assert store.put([key(0)], [payload(99, other)], until="disk").result(5).ok
     store.close()

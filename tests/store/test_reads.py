@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtier import Reason
+from kvtier import Reason, TierName
 from kvtier.config import MIB
 from small_stores import CHUNK
 from store_calls import HIT, REFUSED, got, idle
@@ -49,6 +49,31 @@ def test_reads_promote(open_store: Any, keys: Any, payloads: Any) -> None:
     for hits in ((0, 4), (4, 4)):
         assert got(store, keys(4))[0].ok
         assert (store.stats()["dram.hits"], store.stats()["disk.hits"]) == hits
+
+
+def test_invariant_10_a_result_says_which_tier_served_each_hit(
+    open_store: Any, keys: Any, payloads: Any
+) -> None:
+    store = open_store()
+    stored = store.put(keys(6), payloads(6), until="disk").result(20)
+    assert not stored.tier.any()
+    store.close()
+    store = open_store()
+    none, dram, disk = TierName
+    store.prefetch(keys(2)).result(20)
+    expected = [dram, dram, disk, disk, none]
+    with store.read([*keys(4), bytes(32)[:-1] + b"x"]).result(20) as lease:
+        assert lease.result.tier.tolist() == expected
+        assert lease.result.tier.dtype == np.uint8
+    store.delete(keys(6)[2:4]).result(20)
+    result, _ = got(store, keys(6))
+    assert result.tier.tolist() == [dram, dram, none, none, disk, disk]
+    memory = np.frombuffer(mmap.mmap(-1, 2 * CHUNK), np.uint8).reshape(2, CHUNK)
+    lent = store.get(keys(2), into=memory, lend=True).result(20)
+    assert lent.tier.tolist() == [dram, dram]
+    stats = store.stats()
+    # prefetched, leased and got from disk; leased, got and lent from DRAM
+    assert (stats["disk.hits"], stats["dram.hits"]) == (2 + 2 + 2, 2 + 2 + 2)
 
 
 def test_a_loan_receives_the_exact_bytes(open_store: Any, keys: Any, payloads: Any) -> None:

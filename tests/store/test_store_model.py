@@ -13,7 +13,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import kvtier
-from kvtier import Reason, Status
+from kvtier import Reason, Status, TierName
+from small_stores import bytes_on_disk
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [1, 4096, 5000, 20 * KIB, 64 * KIB - 1, 64 * KIB, 128 * KIB + 1, 200 * KIB]
@@ -24,13 +25,18 @@ sizes = st.sampled_from(SIZES)
 until = st.sampled_from(["dram", "disk"])
 
 
+codecs = st.sampled_from(["raw", "lz4", "lz4-16bit"])
+
+
 def payload(seed: int, nbytes: int) -> Any:
-    return np.random.default_rng((seed, nbytes)).integers(0, 256, nbytes, np.uint8)
+    """Bytes of which every other seed's can be made smaller."""
+    return np.random.default_rng((seed, nbytes)).integers(0, 256 if seed % 2 else 3, nbytes, np.uint8)
 
 
 class Model(RuleBasedStateMachine):
     """Tiers so small that chunks are evicted all the time: what is there must be right."""
 
+    kind = "slab"
     capacity = 3 * MIB
     evicts = True
 
@@ -42,17 +48,23 @@ class Model(RuleBasedStateMachine):
         self.leases: list[tuple[kvtier.Lease, list[tuple[Any, Any]]]] = []
         self.seed = 0
 
-    @initialize(dram=st.sampled_from([0, MIB, 2 * MIB]))
-    def start(self, dram: int) -> None:
+    @initialize(dram=st.sampled_from([0, MIB, 2 * MIB]), paths=st.sampled_from([1, 3]))
+    def start(self, dram: int, paths: int) -> None:
         self.dram = dram
+        self.paths = [self.home / f"store{i}" for i in range(paths)]
         self.open()
 
     def open(self) -> None:
         self.store = kvtier.open(
-            self.home / "store", capacity=self.capacity, dram=self.dram, landing=2 * MIB,
+            self.paths, kind=self.kind, capacity=self.capacity, dram=self.dram, landing=2 * MIB,
             chunk_bytes=224 * KIB, part_bytes=64 * KIB, io_threads=2, get_timeout=20, put_timeout=20,
         )  # fmt: skip
         self.requested = {"get": 0, "put": 0}
+        self.hits = np.zeros(len(TierName), np.int64)
+
+    def count_hits(self, result: kvtier.BatchResult) -> None:
+        assert ((result.tier == TierName.NONE) == (result.status != Status.HIT)).all()
+        self.hits += np.bincount(result.tier, minlength=len(TierName))
 
     def settle_put(
         self, keys: list[bytes], values: list[Any], result: Any, known: set[bytes], on_disk: bool,
@@ -60,6 +72,7 @@ class Model(RuleBasedStateMachine):
     ) -> None:  # fmt: skip
         """Learn from the outcome of a put; `known` are the keys that were there before."""
         self.requested["put"] += len(keys)
+        assert not result.tier.any()
         stored: dict[bytes, list[Any]] = {}
         for key, value, status in zip(keys, values, result.status.tolist(), strict=True):
             if status == Status.STORED:
@@ -83,6 +96,7 @@ class Model(RuleBasedStateMachine):
         """Which of these payloads the store took; None if it has evicted the chunk already."""
         self.requested["get"] += 1
         with self.store.read([key]).result(30) as lease:
+            self.count_hits(lease.result)
             if lease.views[0] is None:
                 return None
             taken = [value for value in choice if np.array_equal(value, lease.views[0])]
@@ -97,12 +111,12 @@ class Model(RuleBasedStateMachine):
         self.seed += 1
         return [payload(self.seed * 100 + i, nbytes) for i in range(len(keys))]
 
-    @rule(picks=batches, nbytes=sizes, until=until)
-    def put(self, picks: list[int], nbytes: int, until: Any) -> None:
+    @rule(picks=batches, nbytes=sizes, until=until, codec=codecs)
+    def put(self, picks: list[int], nbytes: int, until: Any, codec: str) -> None:
         keys = [KEYS[i] for i in picks]
         values = self.values(keys, nbytes)
         known = self.known(keys)
-        result = self.store.put(keys, values, until=until).result(30)
+        result = self.store.put(keys, values, until=until, codec=codec).result(30)
         self.settle_put(keys, values, result, known, until == "disk")
 
     @rule(picks=st.lists(numbers, max_size=6, unique=True), nbytes=sizes, until=until, commit=st.booleans())
@@ -125,6 +139,7 @@ class Model(RuleBasedStateMachine):
         targets = [np.empty(len(self.held[k]) if k in self.held else 10, np.uint8) for k in keys]
         result = self.store.get(keys, into=targets).result(30)
         self.requested["get"] += len(keys)
+        self.count_hits(result)
         for key, target, status, reason in zip(
             keys, targets, result.status.tolist(), result.reason.tolist(), strict=True
         ):
@@ -142,6 +157,7 @@ class Model(RuleBasedStateMachine):
         keys = [KEYS[i] for i in picks]
         lease = self.store.read(keys).result(30)
         self.requested["get"] += len(keys)
+        self.count_hits(lease.result)
         for key, view, status, reason in zip(
             keys, lease.views, lease.result.status.tolist(), lease.result.reason.tolist(), strict=True
         ):
@@ -186,7 +202,7 @@ class Model(RuleBasedStateMachine):
     def pin(self, pinned: list[int], picks: list[int], nbytes: int) -> None:
         keys = [KEYS[i] for i in pinned]
         with self.store.pin(keys) as count:
-            self.put(picks, nbytes, "disk")
+            self.put(picks, nbytes, "disk", "raw")
             assert self.store.match(keys) >= count
 
     @rule()
@@ -227,16 +243,16 @@ class Model(RuleBasedStateMachine):
             reasons = sum(stats[f"{call}.{reason.name.lower()}"] for reason in Reason if reason)
             assert stats[f"{call}.requested"] == self.requested[call]
             assert self.requested[call] == sum(stats[name] for name in good) + reasons
+        assert [stats["dram.hits"], stats["disk.hits"]] == self.hits[1:].tolist()
         assert stats["get.checksum"] == stats["get.io_error"] == stats["get.short_read"] == 0
         assert stats["disk.write_failures"] == stats["disk.journal_failures"] == 0
-        files = [self.home / "store" / name for name in ("slab", "journal")]
-        assert sum(path.stat().st_size for path in files) <= self.capacity  # invariant 5
+        assert sum(map(bytes_on_disk, self.paths)) <= self.capacity  # invariant 5
 
     def check_idle(self) -> None:
         """Invariant 8."""
         self.store.flush().result(30)
         stats = self.store.stats()
-        assert [stats[f"{tier}.pinned_slots"] for tier in ("dram", "disk", "landing")] == [0, 0, 0]
+        assert [stats[f"{tier}.pinned_slots"] for tier in ("dram", "disk", "landing", "codec")] == [0] * 4
 
     def teardown(self) -> None:
         try:
@@ -257,8 +273,22 @@ class Roomy(Model):
     evicts = False
 
 
+class Files(Model):
+    """The same of a file per chunk."""
+
+    kind = "files"
+
+
+class RoomyFiles(Roomy):
+    kind = "files"
+
+
 few = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestEvictingStore = Model.TestCase
 TestEvictingStore.settings = few
 TestRoomyStore = Roomy.TestCase
 TestRoomyStore.settings = few
+TestEvictingFiles = Files.TestCase
+TestEvictingFiles.settings = few
+TestRoomyFiles = RoomyFiles.TestCase
+TestRoomyFiles.settings = few

@@ -253,6 +253,14 @@ def test_a_closed_store_says_so(open_store: Any) -> None:
             pytest.fail(f"{name} returned {call()}")
 
 
+def test_a_closed_store_tells_nothing_of_owners(open_store: Any) -> None:
+    store = open_store()
+    store.close()
+    for call in (store.owners, lambda: store.delete_all(tenant="a")):
+        with pytest.raises(StoreClosed):
+            call()
+
+
 def test_a_closed_store_has_no_stats(open_store: Any) -> None:
     store = open_store()
     store.close()
@@ -326,9 +334,10 @@ def test_a_committed_slot_has_zeros_behind_its_payload(open_store: Any) -> None:
     reservation = store.reserve(K[:1], CHUNK - 100)
     reservation.views[0][:] = 0x55
     assert reservation.commit(until="disk").result(5).ok
-    slab = (store.config.path / "slab").read_bytes()
-    end = slab.index(b"\x55" * (CHUNK - 100)) + CHUNK - 100
-    assert slab[end : end + 100] == bytes(100)
+    files = [path.read_bytes() for path in store.config.path.glob("**/*") if path.is_file()]
+    found = next(data for data in files if b"\x55" * (CHUNK - 100) in data)
+    end = found.index(b"\x55" * (CHUNK - 100)) + CHUNK - 100
+    assert found[end : end + 100] == bytes(100)
 
 
 def test_invariant_7_a_flush_tells_what_did_not_get_to_disk(open_store: Any) -> None:

@@ -70,6 +70,18 @@ def test_a_fault_is_for_its_file_and_range(device: EmulatedDevice, fd: int) -> N
     assert (device.paths[0] / "journal").read_bytes() == b"x" * 100
 
 
+def test_a_fault_is_for_opens_with_o_direct(device: EmulatedDevice, file: Path) -> None:
+    device.inject(Fault(op="open", direct=True, errno=errno.EINVAL))
+    assert _error(file.read_bytes) == 0
+    assert _error(lambda: os.close(os.open(file, os.O_RDWR | os.O_DIRECT))) == errno.EINVAL
+
+
+def test_a_fault_is_for_what_is_not_whole_sectors(device: EmulatedDevice, fd: int) -> None:
+    device.inject(Fault(op="write", sector=4096, errno=errno.EINVAL))
+    for offset, nbytes, code in [(4096, 4096, 0), (512, 4096, errno.EINVAL), (4096, 512, errno.EINVAL)]:
+        assert _error(lambda at=offset, n=nbytes: os.pwrite(fd, bytes(n), at)) == code  # type: ignore[misc]
+
+
 def test_a_fault_begins_at_the_nth_and_ends_by_count(device: EmulatedDevice, fd: int) -> None:
     device.inject(Fault(op="read", nth=3, count=2, errno=errno.EIO))
     assert [_error(lambda: os.pread(fd, 1, 0)) for _ in range(6)] == [0, 0, errno.EIO, errno.EIO, 0, 0]
@@ -185,9 +197,43 @@ def test_a_vanished_device_stays_away(emulate: Callable[..., EmulatedDevice]) ->
     assert not path.parent.exists()
 
 
+def test_a_device_vanishes_at_once_when_a_forked_child_says_so(
+    emulate: Callable[..., EmulatedDevice],
+) -> None:
+    vanishing = emulate()
+    path = vanishing.paths[0] / "x"
+    path.write_bytes(b"x")
+    if (child := os.fork()) == 0:
+        vanishing.abort()
+        os._exit(_error(path.read_bytes))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) in (errno.ENOTCONN, errno.ECONNABORTED)
+    vanishing.close()
+
+
+def test_a_detached_device_serves_what_is_open(emulate: Callable[..., EmulatedDevice]) -> None:
+    detached = emulate()
+    path = detached.paths[0] / "x"
+    path.write_bytes(b"old")
+    descriptor = os.open(path, os.O_RDWR)
+    detached.detach()
+    assert not path.exists()
+    os.pwrite(descriptor, b"new", 0)
+    assert os.pread(descriptor, 3, 0) == b"new"
+    os.close(descriptor)
+    detached.close()
+    assert not path.parent.exists()
+
+
 @pytest.mark.parametrize(
     "wrong",
-    [{}, {"short": 1, "torn": 1}, {"errno": 5, "file": "a\nb"}, {"errno": 5, "probability": 2}],
+    [
+        {},
+        {"short": 1, "torn": 1},
+        {"errno": 5, "file": "a\nb"},
+        {"errno": 5, "probability": 2},
+        {"errno": 5, "direct": True},
+        {"errno": 5, "op": "fsync", "sector": 4096},
+    ],
 )
 def test_wrong_faults_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):

@@ -58,7 +58,7 @@ class Job:
         window = max(64 << 20, 2 * self.chunk_bytes)
         return Store(
             StoreConfig(
-                path=Path(self.store),
+                paths=(Path(self.store),),
                 capacity=self.capacity,
                 dram=(self.chunks + 2) * self.chunk_bytes,
                 chunk_bytes=self.chunk_bytes,

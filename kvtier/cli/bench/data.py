@@ -48,15 +48,15 @@ class Amount:
         return self.chunks * self.chunk_bytes
 
     def capacity(self, parts: int) -> int:
-        """Bytes of a slab that takes one of `parts` equal shares, with room for its journal."""
+        """Bytes of a store on `parts` devices that takes it all, with room for the journals."""
         share = -(-self.chunks // parts) * self.chunk_bytes
-        return share * 5 // 4 + 4 * self.chunk_bytes + 8 * MIB
+        return parts * (share * 5 // 4 + 4 * self.chunk_bytes + 8 * MIB)
 
     def on_disk(self, parts: int) -> int:
-        """Bytes that files and slab of one of `parts` shares take. Raises InvalidRequest if one is empty."""
+        """Bytes that files and slab take on each of `parts` devices. Raises InvalidRequest for too little."""
         if self.chunks < parts:
             raise InvalidRequest(f"{self.chunks} chunks do not go round {parts} devices: raise --gib")
-        return -(-self.chunks // parts) * self.chunk_bytes + self.capacity(parts)
+        return -(-self.chunks // parts) * self.chunk_bytes + self.capacity(parts) // parts
 
     def staging(self) -> int:
         """Bytes of DRAM for chunks on their way to disk."""
@@ -65,7 +65,7 @@ class Amount:
     def settings(self) -> dict[str, Any]:
         """A store's settings for such chunks; what is not said is the default."""
         least = 2 * self.chunk_bytes
-        large = {"landing": least, "io_window": least} if least > 64 * MIB else {}
+        large = {"landing": least} if least > 64 * MIB else {}
         return {"chunk_bytes": self.chunk_bytes, **large}
 
     def memory(self) -> npt.NDArray[np.uint8]:
@@ -90,8 +90,13 @@ def check(result: kvtier.BatchResult, what: str) -> None:
         raise TierUnavailable(f"{what}: {', '.join(sorted(reasons))}")
 
 
+def open_store(paths: Sequence[Path], **settings: Any) -> kvtier.Store:
+    """A store over all of `paths`, one for each device."""
+    return kvtier.open(list(paths), **settings)
+
+
 class Data:
-    """Chunk `i` lies in directory `i` modulo their number, as file `i` of its `files` and in its `slab`."""
+    """The chunks as files, chunk `i` in directory `i` modulo their number, and in one store over all."""
 
     def __init__(self, directories: Sequence[Path], amount: Amount, on_chunk: Callable[[], object]) -> None:
         """Write everything; `on_chunk` is called twice per chunk."""
@@ -100,6 +105,7 @@ class Data:
         self.keys = keys(amount.chunks)
         self.shares = [range(part, amount.chunks, len(directories)) for part in range(len(directories))]
         self.files = [directories[i % len(directories)] / "files" / str(i) for i in range(amount.chunks)]
+        self.slabs = [directory / "slab" for directory in directories]
         self._edges = np.empty((amount.chunks, 2 * _EDGE), np.uint8)
         for directory in directories:
             (directory / "files").mkdir()
@@ -109,19 +115,14 @@ class Data:
             file.write_bytes(payload.data)
             drop_cache(file)
             on_chunk()
-        for part in range(len(directories)):
-            self._fill_slab(part, on_chunk)
-
-    def slab(self, part: int) -> Path:
-        """The directory of a store that holds the chunks of `shares[part]`."""
-        return self.directories[part] / "slab"
+        self._fill_store(on_chunk)
 
     def drop_caches(self) -> None:
         """Have the next read of every file and slab go to the device."""
         for file in self.files:
             drop_cache(file)
-        for part in range(len(self.directories)):
-            drop_cache(self.slab(part) / "slab")
+        for slab in self.slabs:
+            drop_cache(slab / "slab")
 
     def smudge(self, memory: npt.NDArray[np.uint8]) -> None:
         """Make memory differ from what is stored."""
@@ -137,13 +138,12 @@ class Data:
         draw = np.random.default_rng(i)
         return draw.integers(0, 2**64, self.amount.chunk_bytes // 8, np.uint64).view(np.uint8)
 
-    def _fill_slab(self, part: int, on_chunk: Callable[[], object]) -> None:
-        share = self.shares[part]
+    def _fill_store(self, on_chunk: Callable[[], object]) -> None:
         step = max(1, _PUT_BYTES // self.amount.chunk_bytes)
-        capacity = self.amount.capacity(len(self.directories))
-        with kvtier.open(self.slab(part), capacity=capacity, dram=0, **self.amount.settings()) as store:
-            for start in range(0, len(share), step):
-                some = share[start : start + step]
+        capacity = self.amount.capacity(len(self.slabs))
+        with open_store(self.slabs, capacity=capacity, dram=0, **self.amount.settings()) as store:
+            for start in range(0, self.amount.chunks, step):
+                some = range(start, min(start + step, self.amount.chunks))
                 put = store.put([self.keys[i] for i in some], [self._payload(i) for i in some], until="disk")
                 check(put.result(), "cannot store the chunks to read")
                 for _ in some:

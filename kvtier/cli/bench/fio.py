@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-MISSING = "fio is not installed: apt-get install fio"
+_MISSING = "fio is not installed: apt-get install fio"
 _MIB = 1 << 20
 _OPEN_FILES = 128  # per job
+_MOST_NAMES = 4000  # characters that an option of fio takes
 _AGAIN = 4  # of the fastest ways to try a second time: one lucky pass proves nothing
 _HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 """Have fio's buffers on transparent huge pages, as everyone's here: small pages cost it up to a third."""
@@ -54,6 +55,15 @@ class Job:
 def is_installed() -> bool:
     """Whether there is a fio to run."""
     return shutil.which("fio") is not None
+
+
+def obstacle(chunks: int, directories: int = 1) -> str:
+    """Why fio cannot read that many chunks, a file each; empty if it can."""
+    if not is_installed():
+        return _MISSING
+    if sum(len(str(i)) + 1 for i in range(0, chunks, directories)) > _MOST_NAMES:
+        return f"fio cannot be told of {chunks} files: ask for fewer or larger chunks"
+    return ""
 
 
 def version() -> str | None:

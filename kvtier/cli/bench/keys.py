@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from pathlib import Path  # noqa: TC003  the command line reads the types
 from typing import Annotated, Any
 
 import numpy as np
 from cyclopts import Parameter
 
 import kvtier
-from kvtier.cli.bench import report
+from kvtier.cli.bench import options, report
 from kvtier.cli.bench.data import check
-from kvtier.cli.bench.measure import check_rounds, percentile_ms
+from kvtier.cli.bench.measure import percentile_ms
 
 _COLUMNS = {
     "chunks": "chunks", "keys_ms": "keys ms", "match_ms": "match ms", "total_ms": "both ms",
@@ -25,26 +24,15 @@ _PAYLOAD = np.ones(4096, np.uint8)
 
 def keys(
     *,
-    tokens: int = 100_000,
-    chunk_tokens: Annotated[tuple[int, ...], Parameter(negative="")] = (256, 16),
-    rounds: int = 50,
-    json: Path | None = None,
+    tokens: Annotated[int, Parameter(help="Length of the prompt.")] = 100_000,
+    chunk_tokens: Annotated[
+        tuple[int, ...], Parameter(negative="", help="Tokens per chunk; repeat it for several.")
+    ] = (256, 16),
+    rounds: options.Rounds = 50,
+    json: options.Json = None,
 ) -> None:
-    """Compute the keys of a prompt that is stored, and match them: medians in milliseconds.
-
-    Parameters
-    ----------
-    tokens
-        Length of the prompt.
-    chunk_tokens
-        Tokens per chunk; repeat it for several.
-    rounds
-        How often each is done.
-    json
-        File to write the figures to.
-    """
-    check_rounds(rounds)
-    report.check_outputs(json)
+    """Compute the keys of a prompt that is stored, and match them: medians in milliseconds."""
+    options.check(rounds, json)
     prompt = np.random.default_rng(0).integers(0, 150_000, tokens, np.uint32)
     with report.progress(len(chunk_tokens)) as step:
         found = []

@@ -18,7 +18,6 @@ from kvtier.config import MIB
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
     from types import TracebackType
 
     import numpy.typing as npt
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from kvtier.cli.bench.data import Amount, Data
 
 _PUT_BYTES = 64 * MIB
-_PUTS_IN_FLIGHT = 2  # per store
+_PUTS_IN_FLIGHT = 2  # per device
 _RAMP_S = 0.5  # until the writes are at full speed
 _passes = itertools.count()
 
@@ -47,16 +46,16 @@ class Paced:
 
 
 class WriteLoad:
-    """While it is entered, each of `stores` takes puts as fast as they get to disk."""
+    """While it is entered, `store`, if there is one, takes puts as fast as they get to disk."""
 
-    def __init__(self, stores: Sequence[kvtier.Store], amount: Amount) -> None:
+    def __init__(self, store: kvtier.Store | None, amount: Amount, devices: int) -> None:
         count = max(1, _PUT_BYTES // amount.chunk_bytes)
         self._source = np.random.default_rng(0).integers(0, 256, (count, amount.chunk_bytes), np.uint8)
         self._stop = threading.Event()
-        self._lock = threading.Lock()
+        self._in_flight = _PUTS_IN_FLIGHT * devices
         self._nbytes = 0
         self._error: BaseException | None = None
-        self._threads = [threading.Thread(target=self._run, args=(store,)) for store in stores]
+        self._thread = threading.Thread(target=self._run, args=(store,)) if store is not None else None
 
     @property
     def nbytes(self) -> int:
@@ -64,9 +63,8 @@ class WriteLoad:
         return self._nbytes
 
     def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        if self._threads:
+        if self._thread is not None:
+            self._thread.start()
             time.sleep(_RAMP_S)
         return self
 
@@ -74,8 +72,8 @@ class WriteLoad:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        for thread in self._threads:
-            thread.join()
+        if self._thread is not None:
+            self._thread.join()
         if self._error is not None and error is None:
             raise self._error
 
@@ -88,7 +86,7 @@ class WriteLoad:
     def _put_until_stopped(self, store: kvtier.Store) -> None:
         running: deque[kvtier.Transfer[kvtier.BatchResult]] = deque()
         while not self._stop.is_set():
-            if len(running) >= _PUTS_IN_FLIGHT:
+            if len(running) >= self._in_flight:
                 self._end(running.popleft())
             names = keys(len(self._source), f"load {next(_passes)}")
             running.append(store.put(names, self._source, until="disk"))
@@ -98,12 +96,11 @@ class WriteLoad:
     def _end(self, transfer: kvtier.Transfer[kvtier.BatchResult]) -> None:
         result = transfer.result()
         check(result, "a put of the write load failed")
-        with self._lock:
-            self._nbytes += int(result.nbytes.sum())
+        self._nbytes += int(result.nbytes.sum())
 
 
 def paced_reads(
-    stores: Sequence[kvtier.Store],
+    store: kvtier.Store,
     data: Data,
     memory: npt.NDArray[np.uint8],
     interval: float,
@@ -125,7 +122,7 @@ def paced_reads(
         i = order[number % len(order)]
         due = begin + number * interval
         time.sleep(max(0.0, due - time.perf_counter()))
-        transfer = stores[i % len(stores)].get([data.keys[i]], into=[memory[i]], lend=True)
+        transfer = store.get([data.keys[i]], into=[memory[i]], lend=True)
         transfer.add_done_callback(partial(ended, number, due))
         transfers.append(transfer)
     for transfer in transfers:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from kvtier.errors import InvalidRequest
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
@@ -91,12 +89,6 @@ class Meter:
     def sample(self, latencies_s: Sequence[float] = ()) -> Sample:
         """The block as a pass."""
         return Sample(self._nbytes, self.wall_s, self.cpu_s, self.cold, latencies_s)
-
-
-def check_rounds(rounds: int) -> None:
-    """Raise InvalidRequest unless there is a round that counts."""
-    if rounds < 1:
-        raise InvalidRequest(f"--rounds is {rounds}, needs at least 1")
 
 
 def interleave(

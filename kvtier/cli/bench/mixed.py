@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import random
 import statistics
-from contextlib import ExitStack, contextmanager
-from pathlib import Path  # noqa: TC003  the command line reads the types
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-import kvtier
-from kvtier.cli.bench import report
-from kvtier.cli.bench.data import Amount, Data
+from kvtier.cli.bench import options, report
+from kvtier.cli.bench.data import Amount, Data, open_store
 from kvtier.cli.bench.load import Paced, WriteLoad, paced_reads
-from kvtier.cli.bench.measure import check_rounds, percentile_ms
+from kvtier.cli.bench.measure import percentile_ms
 from kvtier.cli.bench.place import open_place
 from kvtier.cli.bench.stores import StoreReads, wait_until_populated
 from kvtier.config import MIB
@@ -22,58 +20,38 @@ from kvtier.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    import kvtier
 
 _COLUMNS = {"gb_s": "reads GB/s", "write_gb_s": "writes GB/s", "p50_ms": "p50 ms", "p99_ms": "p99 ms"}
 _NAMES = ("reads", "reads-under-writes")
-_WRITE_ROOM = 512 * MIB  # per directory: what the writes go round in
+_WRITE_ROOM = 512 * MIB  # per device: what the writes go round in
 
 
 def mixed(
     *,
-    path: Annotated[list[Path] | None, Parameter(negative="")] = None,
-    device: str | None = None,
-    gib: float = 1.0,
-    chunk_mib: float = 2.0,
-    engine: Literal["auto", "uring", "threads"] = "auto",
-    fraction: float = 0.5,
-    seconds: float = 5.0,
-    rounds: int = 5,
-    seed: int = 0,
-    json: Path | None = None,
+    path: options.Paths = None,
+    device: options.Device = None,
+    gib: Annotated[float, Parameter(help="GiB to read from.")] = 1.0,
+    chunk_mib: options.ChunkMib = 2.0,
+    engine: Annotated[Literal["auto", "uring", "threads"], Parameter(help="I/O engine.")] = "auto",
+    fraction: Annotated[float, Parameter(help="The pace, as a fraction of the bandwidth.")] = 0.5,
+    seconds: Annotated[float, Parameter(help="Seconds of reads, per round and kind.")] = 5.0,
+    rounds: options.Rounds = 5,
+    seed: options.Seed = 0,
+    json: options.Json = None,
 ) -> None:
     """Read a chunk every so often into lent memory, without and with a saturating load of puts.
 
     The pace is a fraction of the bandwidth at which the same store reads alone. A latency counts from
-    the instant at which its read was due. The first round is discarded.
-
-    Parameters
-    ----------
-    path
-        Directory on the device to measure; repeat it for several devices. Default: a temporary one.
-    device
-        Profile of an emulated device to mount for this run, such as nvmeof-4.
-    gib
-        GiB to read from. The device holds it twice, memory once.
-    chunk_mib
-        MiB per chunk.
-    engine
-        I/O engine.
-    fraction
-        The pace, as a fraction of the bandwidth.
-    seconds
-        Seconds of reads, per round and kind.
-    rounds
-        Rounds that count.
-    seed
-        Draws the order of rounds and reads.
-    json
-        File to write the figures to.
+    the instant at which its read was due. The first round is discarded. The device holds what is
+    read twice, memory holds it once.
     """
     amount = Amount.of(gib, chunk_mib)
-    check_rounds(rounds)
+    options.check(rounds, json)
     if not 0 < fraction <= 1 or not seconds > 0:
         raise InvalidRequest("--fraction needs to be above 0 and at most 1, --seconds above 0")
-    report.check_outputs(json)
     with open_place(path or [], device, lambda parts: amount.on_disk(parts) + _WRITE_ROOM) as place:
         with report.progress(2 * amount.chunks) as step:
             data = Data(place.directories, amount, lambda: step("writing the chunks"))
@@ -83,12 +61,13 @@ def mixed(
         interval = amount.chunk_bytes / 1e9 / (fraction * bandwidth)
         draw = random.Random(seed)
         phases: dict[str, list[Paced]] = {name: [] for name in _NAMES}
-        with _open(data, engine) as stores, report.progress(2 * (rounds + 1)) as step:
+        with _open(data, engine) as store, report.progress(2 * (rounds + 1)) as step:
             for number in range(rounds + 1):
                 for name in draw.sample(_NAMES, 2):
                     step(name)
-                    with WriteLoad(stores if name == _NAMES[1] else [], amount) as load:
-                        phase = paced_reads(stores, data, memory, interval, seconds, draw, load)
+                    written = store if name == _NAMES[1] else None
+                    with WriteLoad(written, amount, len(place.directories)) as load:
+                        phase = paced_reads(store, data, memory, interval, seconds, draw, load)
                     if number:
                         phases[name].append(phase)
     settings = {"gib": gib, "chunk_mib": chunk_mib, "engine": engine, "fraction": fraction,
@@ -97,19 +76,14 @@ def mixed(
 
 
 @contextmanager
-def _open(data: Data, engine: str) -> Iterator[list[kvtier.Store]]:
-    """The stores, with room to write beside what is read, which is kept from eviction."""
-    amount, parts = data.amount, len(data.directories)
-    with ExitStack() as stack:
-        stores = []
-        for part in range(parts):
-            capacity = amount.capacity(parts) + _WRITE_ROOM
-            settings = {"capacity": capacity, "dram": amount.staging(), "engine": engine, **amount.settings()}
-            store = stack.enter_context(kvtier.open(data.slab(part), **settings))
-            stack.enter_context(store.pin([data.keys[i] for i in data.shares[part]]))
-            wait_until_populated(store)
-            stores.append(store)
-        yield stores
+def _open(data: Data, engine: str) -> Iterator[kvtier.Store]:
+    """The store, with room to write beside what is read, which is kept from eviction."""
+    amount, devices = data.amount, len(data.slabs)
+    capacity = amount.capacity(devices) + devices * _WRITE_ROOM
+    settings = {"capacity": capacity, "dram": amount.staging(), "engine": engine, **amount.settings()}
+    with open_store(data.slabs, **settings) as store, store.pin(data.keys):
+        wait_until_populated(store)
+        yield store
 
 
 def _report(

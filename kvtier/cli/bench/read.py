@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from pathlib import Path  # noqa: TC003  the command line reads the types
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import xxhash
 from cyclopts import Parameter
 
 from kvtier import _native
-from kvtier.cli.bench import files, fio, report
+from kvtier.cli.bench import files, fio, fio_reads, options, report
 from kvtier.cli.bench.data import Amount, Data
-from kvtier.cli.bench.measure import Contender, Meter, Sample, check_rounds, interleave, rows
+from kvtier.cli.bench.measure import Contender, interleave, rows
 from kvtier.cli.bench.place import open_place
-from kvtier.cli.bench.stores import EngineName, StoreReads, engines
+from kvtier.cli.bench.stores import StoreReads, engines
+from kvtier.cli.bench.unchecked import UncheckedReads
 from kvtier.config import MIB
 
 if TYPE_CHECKING:
@@ -31,73 +31,98 @@ _COLUMNS = {
     "gb_s": "GB/s", "fraction_of_fio": "of fio", "times_serial": "x serial", "cpu_s_per_gb": "CPU s/GB",
     "p50_ms": "p50 ms", "p99_ms": "p99 ms", "cold": "cold",
 }  # fmt: skip
+_LARGEST_WINDOW = 64 * MIB
 
 
 def read(
     *,
-    path: Annotated[list[Path] | None, Parameter(negative="")] = None,
-    device: str | None = None,
-    gib: float = 1.0,
-    chunk_mib: float = 2.0,
-    engine: Annotated[list[EngineName] | None, Parameter(negative="")] = None,
-    rounds: int = 5,
-    seed: int = 0,
-    json: Path | None = None,
-    plot: Path | None = None,
+    path: options.Paths = None,
+    device: options.Device = None,
+    gib: options.Gib = 1.0,
+    chunk_mib: Annotated[
+        tuple[float, ...],
+        Parameter(negative="", help="MiB per chunk; repeat it for several, measured one after another."),
+    ] = (2.0,),
+    engine: options.Engines = None,
+    rounds: options.Rounds = 5,
+    seed: options.Seed = 0,
+    json: options.Json = None,
+    plot: options.Plot = None,
 ) -> None:
     """Read the same bytes cold: with fio, file by file, on 32 threads, in aiofiles, and through kvtier.
 
     Every round runs all of them once, in an order of its own, and the first is discarded. Figures are
-    medians, and fractions medians of each round's ratio. GB are 10**9 bytes.
-
-    Parameters
-    ----------
-    path
-        Directory on the device to measure; repeat it for several devices. Default: a temporary one.
-    device
-        Profile of an emulated device to mount for this run, such as nvmeof-4.
-    gib
-        GiB per pass. The device holds it twice, memory twice.
-    chunk_mib
-        MiB per chunk.
-    engine
-        kvtier's engines to measure; repeat it for several. Default: all.
-    rounds
-        Rounds that count.
-    seed
-        Draws the order of each round.
-    json
-        File to write the figures to.
-    plot
-        PNG to draw: bandwidth, CPU, and fio's bandwidth against bytes in flight. Needs matplotlib.
+    medians, and fractions medians of each round's ratio. GB are 10**9 bytes. The device holds what is read
+    twice, memory holds it twice. With --plot other chunk sizes are measured too if just one is given, and
+    kvtier's reads with other amounts in flight.
     """
-    amount = Amount.of(gib, chunk_mib)
-    check_rounds(rounds)
-    report.check_outputs(json, plot)
+    options.check(rounds, json, plot)
+    sizes = list(dict.fromkeys(chunk_mib))
+    if plot is not None and len(sizes) == 1:
+        sizes += [factor * sizes[0] for factor in (0.25, 4.0)]
+    amounts = [Amount.of(gib, mib) for mib in sizes]
     names, absent = engines(engine or [])
-    with open_place(path or [], device, amount.on_disk) as place:
-        with report.progress(2 * amount.chunks) as step:
-            data = Data(place.directories, amount, lambda: step("writing the chunks"))
-        memory = amount.memory()
-        contenders, probed, missing = _contenders(data, memory, place, names)
-        absent |= missing
-        checksum = _Checksum(memory)
-        with report.progress((rounds + 1) * len(contenders)) as step:
-            samples = interleave(contenders, rounds, seed, checksum.between(step))
-    found = [dataclasses.asdict(row) for row in rows(contenders, samples)]
-    cost = checksum.cpu_s_per_gb()
-    title = f"cold reads, {gib:g} GiB in chunks of {chunk_mib:g} MiB, {place.description}"
-    report.show(title, found, _COLUMNS, absent, [f"checksum alone: {cost:.3f} CPU s/GB"])
-    figures = {
-        "gib": gib, "chunk_mib": chunk_mib, "rounds": rounds, "seed": seed,
-        "checksum_cpu_s_per_gb": cost, "rows": found, "absent": absent,
-        "fio_probe": [{**dataclasses.asdict(way), "gb_s": gb_s} for way, gb_s in probed.items()],
-    }  # fmt: skip
+    runs: list[dict[str, Any]] = []
+    for mib, amount in zip(sizes, amounts, strict=True):
+        with open_place(path or [], device, amount.on_disk) as place:
+            run = _measure(amount, place, names, rounds, seed, in_flight=plot is not None and not runs)
+        run["absent"] |= absent
+        title = f"cold reads, {gib:g} GiB in chunks of {mib:g} MiB, {place.description}"
+        note = f"checksum alone: {run['checksum_cpu_s_per_gb']:.3f} CPU s/GB"
+        report.show(title, run["rows"], _COLUMNS, run["absent"], [note])
+        runs.append({"chunk_mib": mib, **run})
+    by_size = [{"chunk_mib": run["chunk_mib"], "rows": run["rows"]} for run in runs]
+    figures = {"gib": gib, "rounds": rounds, "seed": seed, **runs[0], "chunk_sizes": by_size}
     report.write_json(json, place.description, figures)
     if plot is not None:
         from kvtier.cli.bench.matplotlib import draw
 
-        draw(plot, title, figures)
+        draw(plot, f"cold reads, {gib:g} GiB, {place.description}", figures)
+
+
+def _measure(
+    amount: Amount, place: Place, names: list[str], rounds: int, seed: int, *, in_flight: bool
+) -> dict[str, Any]:
+    """The figures of one chunk size."""
+    with report.progress(2 * amount.chunks) as step:
+        data = Data(place.directories, amount, lambda: step("writing the chunks"))
+    memory = amount.memory()
+    contenders, probed, absent = _contenders(data, memory, place, names)
+    checksum = _Checksum(memory)
+    with report.progress((rounds + 1) * len(contenders)) as step:
+        samples = interleave(contenders, rounds, seed, checksum.between(step))
+    windows: list[dict[str, Any]] = []
+    if in_flight and names:
+        windows = _in_flight(data, memory, place, names[0], rounds, seed)
+    return {
+        "checksum_cpu_s_per_gb": checksum.cpu_s_per_gb(),
+        "rows": [dataclasses.asdict(row) for row in rows(contenders, samples)],
+        "absent": absent,
+        "fio_probe": [{**dataclasses.asdict(way), "gb_s": gb_s} for way, gb_s in probed.items()],
+        "in_flight": windows,
+    }
+
+
+def _in_flight(
+    data: Data, memory: npt.NDArray[np.uint8], place: Place, engine: str, rounds: int, seed: int
+) -> list[dict[str, Any]]:
+    """GB/s of lent reads through one engine, for window sizes from a chunk to 64 MiB."""
+    passes = {}
+    window = data.amount.chunk_bytes
+    while window <= _LARGEST_WINDOW:
+        reads = StoreReads(data, memory, place.counter, engine=engine, leased=False, io_window=window)
+        passes[window] = Contender(f"{window / MIB:g} MiB in flight", reads.bandwidth)
+        window *= 2
+    with report.progress((rounds + 1) * len(passes)) as step:
+        samples = interleave(list(passes.values()), rounds, seed, step)
+    return [
+        {
+            "name": f"kvtier-{engine}",
+            "bytes_in_flight": window,
+            "gb_s": statistics.median(sample.gb_s for sample in samples[contender.name]),
+        }
+        for window, contender in passes.items()
+    ]
 
 
 def _contenders(
@@ -106,31 +131,20 @@ def _contenders(
     """The rows, GB/s of the ways of fio that were tried, and why a row is absent."""
     contenders, absent = files.contenders(data, memory, place.counter)
     probed: dict[fio.Way, float] = {}
-    if fio.is_installed():
-        candidates = list(fio.ways(data.amount.chunk_bytes, len(data.shares[-1])))
-        with report.progress(fio.passes(candidates)) as step:
-            best, probed = fio.best(candidates, lambda way: _fio(data, place, way), step)
-        detail = f"{best}; latencies per request"
-        contenders.insert(0, Contender("fio", lambda: _fio(data, place, best), detail))
+    if obstacle := fio.obstacle(data.amount.chunks, len(data.directories)):
+        absent["fio"] = obstacle
     else:
-        absent["fio"] = fio.MISSING
+        best, probed = fio_reads.contender(data, place.counter)
+        contenders.insert(0, best)
     for leased in (False, True):
         for name in names:
             reads = StoreReads(data, memory, place.counter, engine=name, leased=leased)
             contenders.append(reads.contender())
+    if "uring" in names:
+        contenders.append(UncheckedReads(data, memory, place.counter).contender())
+    else:
+        absent["kvtier-uring-unchecked"] = "needs the engine uring"
     return contenders, probed, absent
-
-
-def _fio(data: Data, place: Place, way: fio.Way) -> Sample:
-    """fio over the files of the chunks. Wall and CPU seconds are its own, coldness is ours."""
-    data.drop_caches()
-    folders = [directory / "files" for directory in data.directories]
-    jobs = fio.split(folders, [[str(i) for i in share] for share in data.shares], way)
-    with Meter(place.counter, data.amount.nbytes) as meter:
-        sample = fio.run("read", way, jobs)
-    if sample.nbytes != data.amount.nbytes:
-        raise AssertionError(f"fio ({way}) read {sample.nbytes} bytes, not {data.amount.nbytes}")
-    return dataclasses.replace(sample, cold=meter.cold)
 
 
 class _Checksum:

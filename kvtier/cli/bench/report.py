@@ -62,19 +62,23 @@ def machine(where: str) -> dict[str, Any]:
         "memory_gib": round(pages * page_bytes / 2**30, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "kvtier": kvtier.__version__,
         "native": _native.core is not None,
         "fio": fio.version(),
         "device": where,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
 
 def write_json(file: Path | None, where: str, figures: Mapping[str, Any]) -> None:
-    """Write the figures with the machine and the command, if they are wanted."""
+    """Write the figures, if they are wanted, with what makes them worth keeping: command, date, machine."""
     if file is not None:
         command = shlex.join(["kvtier", *sys.argv[1:]])
-        report = {"machine": machine(where), "command": command, **figures}
+        report = {
+            "kvtier": kvtier.__version__,
+            "command": command,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "machine": machine(where),
+            **figures,
+        }
         file.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import kvtier
-from kvtier.cli.bench.data import check
+from kvtier.cli.bench.data import check, open_store
 from kvtier.cli.bench.measure import Contender, Meter
 from kvtier.config import MIB
 from kvtier.io import uring_obstacle
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    import kvtier
     from kvtier.cli.bench.data import Data
     from kvtier.cli.bench.measure import Sample
+    from kvtier.cli.bench.options import EngineName
     from kvtier.cli.bench.place import ReadCounter
 
-EngineName = Literal["uring", "threads", "aio"]
 _POPULATE_TIMEOUT = 120.0
 _READ_TIMEOUT = 600.0
+_LATENCY_BYTES = 64 * MIB  # in flight on each device
 
 
 def engines(chosen: Sequence[EngineName]) -> tuple[list[str], dict[str, str]]:
@@ -55,7 +57,7 @@ class StoreReads:
     """A pass through `Store`: all chunks in one call, into the caller's memory or leased.
 
     A call has one outcome, so its chunks have no latencies. Those are from a second pass: a call per
-    chunk, with as many bytes in flight as the store itself keeps in the kernel. Leases go without: to
+    chunk, 64 MiB of them in flight on each device. Leases go without: to
     back DRAM for all chunks with memory once more would take longer than all other passes.
     """
 
@@ -67,12 +69,15 @@ class StoreReads:
         *,
         engine: str,
         leased: bool,
+        io_window: int | None = None,
     ) -> None:
+        """`io_window` bytes in flight, or as many as the store decides."""
         self._data = data
         self._memory = memory
         self._counter = counter
         self._engine = engine
         self._leased = leased
+        self._settings = data.amount.settings() | ({} if io_window is None else {"io_window": io_window})
 
     def contender(self) -> Contender:
         """The row."""
@@ -80,35 +85,33 @@ class StoreReads:
             return Contender(
                 f"kvtier-{self._engine}-leased", self.run, "slab, leased; latencies not measured"
             )
-        detail = "slab, into lent memory; latencies of a call per chunk, io_window bytes in flight"
+        detail = "slab, into lent memory; latencies of a call per chunk, 64 MiB of them in flight"
         return Contender(f"kvtier-{self._engine}", self.run, detail)
 
     def run(self) -> Sample:
         """One pass for bandwidth and CPU, and one for latencies."""
-        with self._open() as stores, Meter(self._counter, self._data.amount.nbytes) as meter:
-            parts = range(len(stores))
-            self._finish([self._start(stores[part], self._data.shares[part]) for part in parts])
+        sample = self.bandwidth()
         if self._leased:
-            return meter.sample()
-        with self._open() as stores:
-            return meter.sample(self._latencies(stores))
+            return sample
+        with self._open() as store:
+            return replace(sample, latencies_s=self._latencies(store))
+
+    def bandwidth(self) -> Sample:
+        """The pass for bandwidth and CPU alone."""
+        with self._open() as store, Meter(self._counter, self._data.amount.nbytes) as meter:
+            self._finish([self._start(store, range(self._data.amount.chunks))])
+        return meter.sample()
 
     @contextmanager
-    def _open(self) -> Iterator[list[kvtier.Store]]:
-        """Stores with nothing in DRAM, one per directory; afterwards the memory is checked."""
-        data = self._data
+    def _open(self) -> Iterator[kvtier.Store]:
+        """A store with nothing in DRAM; afterwards the memory is checked."""
+        data, amount = self._data, self._data.amount
         data.drop_caches()
         data.smudge(self._memory)
-        with ExitStack() as stack:
-            stores = []
-            for part, share in enumerate(data.shares):
-                nbytes = len(share) * data.amount.chunk_bytes
-                dram = nbytes + nbytes // 16 + 4 * data.amount.chunk_bytes + 32 * MIB if self._leased else 0
-                settings = data.amount.settings()
-                store = kvtier.open(data.slab(part), dram=dram, engine=self._engine, **settings)
-                stores.append(stack.enter_context(store))
-                wait_until_populated(store)
-            yield stores
+        dram = amount.nbytes * 17 // 16 + 4 * amount.chunk_bytes + 32 * MIB if self._leased else 0
+        with open_store(data.slabs, dram=dram, engine=self._engine, **self._settings) as store:
+            wait_until_populated(store)
+            yield store
         if not self._leased:
             data.check(self._memory)
 
@@ -128,10 +131,10 @@ class StoreReads:
             for lease in outcomes:
                 lease.release()
 
-    def _latencies(self, stores: Sequence[kvtier.Store]) -> list[float]:
+    def _latencies(self, store: kvtier.Store) -> list[float]:
         """Seconds per chunk, from its call to its outcome."""
         chunks = self._data.amount.chunks
-        window = max(1, stores[0].config.io_window // self._data.amount.chunk_bytes) * len(stores)
+        window = max(1, _LATENCY_BYTES // self._data.amount.chunk_bytes) * len(self._data.slabs)
         turn = threading.Semaphore(window)
         seconds = [0.0] * chunks
         transfers = []
@@ -143,7 +146,7 @@ class StoreReads:
         for i in range(chunks):
             turn.acquire()
             start = time.perf_counter()
-            transfer = self._start(stores[i % len(stores)], [i])
+            transfer = self._start(store, [i])
             transfer.add_done_callback(partial(ended, i, start))
             transfers.append(transfer)
         self._finish(transfers)

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections import deque
-from contextlib import closing
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from transformers import DynamicCache
 
+from kvtier.codec import parse_codec
+from kvtier.connector.load import Load
+from kvtier.connector.mover import Inline
+from kvtier.connector.operation import Means
+from kvtier.connector.request import Pin
 from kvtier.errors import InvalidRequest
 from kvtier.integrations.hf.checks import check_cache, check_ids, check_mode, check_model, inner_model
 from kvtier.integrations.hf.tensors import Restored, gather
 from kvtier.integrations.hf.weights import weights_digest
 from kvtier.layout import KVLayout, Namespace
+from kvtier.owner import Owner, check_tenant
 from kvtier.types import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    import numpy.typing as npt
 
-    from kvtier.store.lease import Lease, Until
+    from kvtier.store.lease import Until
     from kvtier.store.store import Store
     from kvtier.store.transfer import Transfer
     from kvtier.types import BatchResult, ChunkKey
-
-READ_AHEAD = 64 << 20
-"""Bytes of chunks leased or being read at any time while a cache is restored."""
-READ_BYTES = 8 << 20
-"""Bytes of chunks per read, or one chunk: enough to make the cost of a call vanish."""
 
 
 def kv_layout(model: Any, *, chunk_tokens: int = 256) -> KVLayout:
@@ -70,15 +68,26 @@ class PrefixCache:
     """
 
     def __init__(
-        self, model: Any, store: Store, *, chunk_tokens: int = 256, salt: str = "", lora: str = ""
+        self,
+        model: Any,
+        store: Store,
+        *,
+        chunk_tokens: int = 256,
+        salt: str = "",
+        lora: str = "",
+        codec: str = "raw",
+        tenant: str = "",
+        ttl: float | None = None,
     ) -> None:
         """Read the model's weights once, unless `weights_digest(model)` already did.
 
         `salt` keeps tenants apart: nothing stored under it is found without it. `lora` names an
-        adapter that is applied outside of the model's parameters.
+        adapter that is applied outside of the model's parameters. `codec` is how the disk tier stores
+        the chunks, see `Store.put`; it is not part of the keys. Nor are `tenant`, whom they count for
+        besides their namespace, and `ttl`, the seconds they live (default: the store's).
 
         Raises UnsupportedModel for a model that cannot be restored exactly, InvalidRequest for a
-        `chunk_tokens` below 1.
+        `chunk_tokens` below 1, an unknown codec, or a tenant's name that is too long.
         """
         self.layout = kv_layout(model, chunk_tokens=chunk_tokens)
         """Shape of one chunk's payload."""
@@ -89,6 +98,11 @@ class PrefixCache:
         self._store = store
         self._salt = salt
         self._lora = lora
+        parse_codec(codec)
+        self._codec = codec
+        check_tenant(tenant)
+        self._tenant = tenant
+        self._ttl = ttl
         self.namespace()
 
     def namespace(self) -> Namespace:
@@ -106,7 +120,9 @@ class PrefixCache:
     ) -> list[list[ChunkKey]]:
         """Keys of the full chunks, row by row. Raises as `restore` does."""
         check_ids(input_ids, attention_mask, self._config)
-        namespace = self.namespace()
+        return self._keys(self.namespace(), input_ids)
+
+    def _keys(self, namespace: Namespace, input_ids: torch.Tensor) -> list[list[ChunkKey]]:
         return [namespace.chunk_keys(row) for row in input_ids.cpu().numpy()]
 
     def save(
@@ -128,24 +144,28 @@ class PrefixCache:
         for one of another model, batch or dtype, and for ids as `restore` does.
         """
         check_mode(self._inner)
-        rows = self.keys(input_ids, attention_mask=attention_mask)
+        check_ids(input_ids, attention_mask, self._config)
+        namespace = self.namespace()
+        rows = self._keys(namespace, input_ids)
         held = check_cache(cache, self.layout, len(rows)) // self.layout.chunk_tokens
         places: dict[ChunkKey, tuple[int, int]] = {}
         for row, keys in enumerate(rows):
             for chunk, key in enumerate(keys[:held]):
                 places.setdefault(key, (row, chunk))
         size = self.layout.chunk_bytes
-        with self._store.reserve(list(places), size) as reservation:
+        table = _table(list(places.values()))
+        owner = Owner(namespace.digest(), self._tenant)
+        with self._store.reserve(list(places), size, owner=owner) as reservation:
             if not (reservation.result.status == Status.REFUSED).any():
-                for (row, chunk), slot in zip(places.values(), reservation.views, strict=True):
-                    if slot is not None:
-                        gather(cache, row, chunk, slot, self.layout)
-                return reservation.commit(until=until)
+                slots = [(i, view) for i, view in enumerate(reservation.views) if view is not None]
+                gather(cache, self.layout, [view for _, view in slots], table[[i for i, _ in slots]])
+                return reservation.commit(until=until, codec=self._codec, ttl=self._ttl)
         # More than DRAM has room for now: a put waits for it, but needs copies to wait with.
         copies = [np.empty(size, np.uint8) for _ in places]
-        for (row, chunk), copy in zip(places.values(), copies, strict=True):
-            gather(cache, row, chunk, copy, self.layout)
-        return self._store.put(list(places), copies, until=until)
+        gather(cache, self.layout, copies, table)
+        return self._store.put(
+            list(places), copies, until=until, codec=self._codec, owner=owner, ttl=self._ttl
+        )
 
     def restore(
         self, input_ids: torch.Tensor, *, attention_mask: torch.Tensor | None = None
@@ -154,8 +174,9 @@ class PrefixCache:
 
         The count is a multiple of `chunk_tokens`, except when everything is stored: then it is one
         less than there are tokens, as the last one must be computed to get logits. An empty cache
-        and 0 if nothing is stored. Feed the cache exactly the ids behind the prefix (`prefill`),
-        or all ids to `model.generate(input_ids, cache=cache)`.
+        and 0 if nothing is stored; what does not come within the store's `get_timeout` is left out.
+        Feed the cache exactly the ids behind the prefix (`prefill`), or all ids to
+        `model.generate(input_ids, cache=cache)`.
 
         Raises InvalidRequest for ids that are not an integer tensor (batch, tokens), for padding,
         and UnsupportedModel while the model is in training mode. Never for anything a disk can do.
@@ -170,48 +191,24 @@ class PrefixCache:
         room = Restored(self.layout, batch, tokens + self.layout.chunk_tokens, self._inner.device)
         # Chunk by chunk over all rows, so that whatever arrives is a prefix of each.
         places = [(row, chunk) for chunk in range(chunks) for row in range(batch)]
-        done = 0
-        # Pinned as a whole: nothing is evicted on the way, and the prefix ages from its tail.
-        with self._store.pin([key for keys in rows for key in keys[:chunks]]):
-            for ahead in (READ_AHEAD // self.layout.chunk_bytes, 1):
-                # A small store may refuse that many leases at once, but has room for one.
-                done += self._load(rows, places[done:], max(1, ahead), room)
+        here = Inline()
+        keys = [rows[row][chunk] for row, chunk in places]
+        load = Load(
+            Means(self._store, here, self.layout.chunk_bytes, lambda _: None),
+            keys,
+            _table(places),
+            room.scatter,
+            self._store.config.get_timeout,
+            pin=Pin(self._store, keys),
+            head=(),
+            span=(0, chunks * self.layout.chunk_tokens),
+            chunk_tokens=self.layout.chunk_tokens,
+        )
+        done = here.run(load).chunks.prefix
         restored = min(done // batch * self.layout.chunk_tokens, tokens - 1)
         if restored:
             room.fill(cache, restored)
         return cache, restored
-
-    def _load(
-        self, rows: list[list[ChunkKey]], places: list[tuple[int, int]], ahead: int, room: Restored
-    ) -> int:
-        """Copy chunks into `room` with up to `ahead` of them leased; how many came before one did not."""
-        size = max(1, min(READ_BYTES // self.layout.chunk_bytes, ahead // 4))
-        keys = [rows[row][chunk] for row, chunk in places]
-        batches = [keys[start : start + size] for start in range(0, len(keys), size)]
-        done = 0
-        with closing(self._leases(batches, max(1, ahead // size))) as leases:
-            for lease in leases:
-                for view in lease.views:
-                    if view is None or view.nbytes != self.layout.chunk_bytes:
-                        return done
-                    row, chunk = places[done]
-                    room.scatter(row, chunk, view)
-                    done += 1
-        return done
-
-    def _leases(self, batches: list[list[ChunkKey]], ahead: int) -> Generator[Lease]:
-        """One lease per batch, up to `ahead` being read; closing the generator releases them all."""
-        remaining = iter(batches)
-        reading = deque(self._store.read(keys) for keys in islice(remaining, ahead))
-        try:
-            while reading:
-                with reading.popleft().result() as lease:
-                    yield lease
-                reading.extend(self._store.read(keys) for keys in islice(remaining, 1))
-        finally:
-            for transfer in reading:
-                transfer.cancel()
-                transfer.result().release()
 
     def prefill(
         self, input_ids: torch.Tensor, cache: DynamicCache, *, attention_mask: torch.Tensor | None = None
@@ -278,3 +275,8 @@ class PrefixCache:
                 raise InvalidRequest(f"{name} is {got!r}, needs {needs!r}")
         if kwargs.get("use_cache", True) is False:
             raise InvalidRequest("use_cache is False, needs True")
+
+
+def _table(places: list[tuple[int, int]]) -> npt.NDArray[np.int64]:
+    """Batch row and chunk number of each chunk, for copiers of caches."""
+    return np.array(places, np.int64).reshape(-1, 2)

@@ -9,27 +9,37 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     import numpy.typing as npt
 
     from kvtier.layout import KVLayout
 
 
-def gather(cache: DynamicCache, row: int, chunk: int, slot: npt.NDArray[np.uint8], layout: KVLayout) -> None:
-    """Write chunk number `chunk` of batch row `row` into `slot`, uint8 (layout.chunk_bytes,), writable."""
-    start = chunk * layout.chunk_tokens
-    end = start + layout.chunk_tokens
-    planes = [
-        tensor[row, :, start:end].transpose(0, 1)
-        for layer in cache.layers
-        for tensor in (layer.keys, layer.values)
-    ]
-    target = torch.from_numpy(slot).view(getattr(torch, layout.dtype)).view(-1, *layout.shape[2:])
-    with torch.no_grad():
-        if planes[0].device.type == "cpu":
-            torch.stack(planes, out=target)
-        else:
-            target.copy_(torch.stack(planes))
+def gather(
+    cache: DynamicCache,
+    layout: KVLayout,
+    slots: Sequence[npt.NDArray[np.uint8]],
+    places: npt.NDArray[np.int64],
+) -> None:
+    """Write chunks into `slots`, uint8 (layout.chunk_bytes,) each.
+
+    `places` has the batch row and the number in it of every chunk, shape (chunks, 2).
+    """
+    for slot, (row, chunk) in zip(slots, places.tolist(), strict=True):
+        start = chunk * layout.chunk_tokens
+        planes = [
+            tensor[row, :, start : start + layout.chunk_tokens].transpose(0, 1)
+            for layer in cache.layers
+            for tensor in (layer.keys, layer.values)
+        ]
+        target = torch.from_numpy(slot).view(getattr(torch, layout.dtype)).view(-1, *layout.shape[2:])
+        with torch.no_grad():
+            if planes[0].device.type == "cpu":
+                torch.stack(planes, out=target)
+            else:
+                target.copy_(torch.stack(planes))
 
 
 class Restored:
@@ -42,14 +52,15 @@ class Restored:
         with torch.inference_mode(False):
             self._room = torch.empty(shape, dtype=getattr(torch, layout.dtype), device=device)
 
-    def scatter(self, row: int, chunk: int, slot: npt.NDArray[np.uint8]) -> None:
-        """Copy one payload, uint8 (layout.chunk_bytes,), to its place. `slot` is free on return."""
-        start = chunk * self._layout.chunk_tokens
-        target = self._room[:, :, row, :, start : start + self._layout.chunk_tokens]
-        # Crossing to a device, bytes go in one piece and are permuted there.
-        source = _alias(slot).to(target.device).view(target.dtype).view(self._layout.shape)
-        with torch.inference_mode(False), torch.no_grad():
-            target.copy_(source.transpose(2, 3))
+    def scatter(self, slots: Sequence[npt.NDArray[np.uint8]], places: npt.NDArray[np.int64]) -> None:
+        """Copy payloads to their places, the reverse of `gather`. The slots are free on return."""
+        for slot, (row, chunk) in zip(slots, places.tolist(), strict=True):
+            start = chunk * self._layout.chunk_tokens
+            target = self._room[:, :, row, :, start : start + self._layout.chunk_tokens]
+            # Crossing to a device, bytes go in one piece and are permuted there.
+            source = _alias(slot).to(target.device).view(target.dtype).view(self._layout.shape)
+            with torch.inference_mode(False), torch.no_grad():
+                target.copy_(source.transpose(2, 3))
 
     def fill(self, cache: DynamicCache, tokens: int) -> None:
         """Make the first `tokens` tokens the content of `cache`, which must be empty."""

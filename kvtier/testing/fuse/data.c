@@ -20,7 +20,9 @@ static void reply_open(fuse_req_t req, const void* handle) {
 static void do_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info* info) {
   if (is_control(ino)) return reply_open(req, control_stats());
   struct inode* inode = inode_of(ino);
-  const struct effect effect = faults_meet(&(struct request){.op = OP_OPEN, .inode = inode});
+  const bool direct = info->flags & O_DIRECT;
+  const struct effect effect =
+      faults_meet(&(struct request){.op = OP_OPEN, .inode = inode, .direct = direct});
   int error = faults_suffer(&effect);
   if (!error && info->flags & O_TRUNC) {
     if (ftruncate(inode->fd, 0)) error = errno;
@@ -80,7 +82,8 @@ static void do_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t offset,
   struct stat attributes;
   if (fstat(inode->fd, &attributes)) return (void)fuse_reply_err(req, errno);
   size_t length = clamp(size, attributes.st_size - offset);
-  const struct request request = {OP_READ, inode, offset, length};
+  const struct request request = {
+      .op = OP_READ, .inode = inode, .offset = offset, .length = length};
   const struct effect effect = faults_meet(&request);
   int error = 0;
   if (length) {  // no device is asked for what lies beyond the end
@@ -137,7 +140,8 @@ static void do_write(fuse_req_t req, fuse_ino_t ino, const char* bytes, size_t s
   }
   struct inode* inode = inode_of(ino);
   count_in();
-  const struct effect effect = faults_meet(&(struct request){OP_WRITE, inode, offset, size});
+  const struct effect effect = faults_meet(
+      &(struct request){.op = OP_WRITE, .inode = inode, .offset = offset, .length = size});
   timing_serve(WRITING, size);
   int error = faults_suffer(&effect);
   size_t stored = effect.keep < 0 ? size : clamp(size, effect.keep);
@@ -169,7 +173,8 @@ static void do_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t offset,
   (void)info;
   if (is_control(ino)) return (void)fuse_reply_err(req, EOPNOTSUPP);
   struct inode* inode = inode_of(ino);
-  const struct effect effect = faults_meet(&(struct request){OP_FALLOCATE, inode, offset, length});
+  const struct effect effect = faults_meet(
+      &(struct request){.op = OP_FALLOCATE, .inode = inode, .offset = offset, .length = length});
   int error = faults_suffer(&effect);
   if (error) return (void)fuse_reply_err(req, error);
   const bool allocates = (mode & ~FALLOC_FL_KEEP_SIZE) == 0;

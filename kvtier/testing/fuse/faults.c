@@ -18,6 +18,8 @@ struct rule {
   long long nth, limit, matched, hits;
   double probability;
   uint64_t seed;
+  bool direct;       // only opens with O_DIRECT
+  off_t sector;      // only what is not whole sectors of this size; 0: all
   int64_t capacity;  // the rule fires only on what would take the device beyond; -1: on all
   off_t flip;        // bit to flip, counted from where request and rule begin to overlap; -1: none
   struct effect effect;
@@ -37,12 +39,13 @@ static bool has_range(enum op op) {
 }
 
 static bool matches(const struct rule* rule, const struct request* request, const char* path) {
-  if (!rule->ops[request->op]) return false;
+  if (!rule->ops[request->op] || (rule->direct && !request->direct)) return false;
   const char* slash = strrchr(path, '/');
   if (fnmatch(rule->file, path, 0) && fnmatch(rule->file, slash ? slash + 1 : path, 0))
     return false;
-  return !has_range(request->op) ||
-         (request->offset < rule->end && rule->begin < request->offset + request->length);
+  if (!has_range(request->op)) return true;
+  if (rule->sector && (request->offset | request->length) % rule->sector == 0) return false;
+  return request->offset < rule->end && rule->begin < request->offset + request->length;
 }
 
 static bool is_beyond(const struct rule* rule, const struct request* request) {
@@ -146,6 +149,8 @@ int faults_add(char* const* fields) {
   rule->limit = field_number(fields, "count", INT64_MAX);
   rule->probability = field_fraction(fields, "probability", 1);
   rule->seed = field_number(fields, "seed", 0);
+  rule->direct = field_number(fields, "direct", 0);
+  rule->sector = field_number(fields, "sector", 0);
   rule->capacity = field_number(fields, "capacity", -1);
   rule->flip = field_number(fields, "flip_bit", -1);
   rule->effect = (struct effect){.error = field_number(fields, "errno", 0),

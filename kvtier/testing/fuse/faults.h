@@ -10,6 +10,7 @@ struct request {
   struct inode* inode;
   off_t offset;  // of read, write, fallocate
   off_t length;
+  bool direct;  // of open: with O_DIRECT
 };
 
 // What a rule does to a request.

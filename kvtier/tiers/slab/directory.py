@@ -9,9 +9,19 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvtier.config import page_up
+from kvtier.config import PAGE, journal_limit, page_up
 from kvtier.errors import StoreInUse, TierUnavailable
-from kvtier.format import JOURNAL_MAGIC, RECORD_BYTES, SLAB_MAGIC, DamagedHeader, Header, decode_header
+from kvtier.format import (
+    JOURNAL_HEADER_BYTES,
+    RECORD_BYTES,
+    SLAB_HEADER_BYTES,
+    SLAB_MAGIC,
+    DamagedHeader,
+    Header,
+    decode_header,
+    decode_journal_head,
+)
+from kvtier.tiers.access import make_directory, open_file, read_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +29,7 @@ if TYPE_CHECKING:
 SLAB, JOURNAL, LOCK = "slab", "journal", "lock"
 
 
-def lock_directory(path: Path) -> int:
+def lock_directory(path: Path, file_mode: int = 0o600, directory_mode: int = 0o700) -> int:
     """Create `path` if need be and lock it for this process. Returns the lock's descriptor.
 
     Raises StoreInUse with the owner's pid, TierUnavailable if the directory cannot be written.
@@ -27,8 +37,8 @@ def lock_directory(path: Path) -> int:
     if path.exists() and not path.is_dir():
         raise TierUnavailable(f"{path} is a file, and a store needs a directory: choose another path")
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        make_directory(path, directory_mode)
+        fd = open_file(path / LOCK, os.O_RDWR | os.O_CREAT, file_mode)
     except OSError as error:
         raise TierUnavailable(
             f"cannot write to the store directory {path}: {error.strerror}; choose another directory "
@@ -60,66 +70,113 @@ class Found:
 
     slab: Header | None = None
     journal: Header | None = None
+    journal_head_whole: bool = True
+    """Whether both copies of the journal's header are as they were written."""
 
 
-def read_headers(path: Path) -> Found:
+def read_headers(path: Path, *, salvage: bool = False) -> Found:
     """Look at the slab and the journal in a directory.
 
     Raises IncompatibleStore for another format version, or if no header can be read although there
-    are files; OSError if a file cannot be read.
+    are files; TierUnavailable if one is a link; OSError if one cannot be read, or with `salvage` more of
+    it than some pages.
     """
     headers: dict[str, Header | None] = {}
     doubts: list[DamagedHeader] = []
-    for name, magic in ((SLAB, SLAB_MAGIC), (JOURNAL, JOURNAL_MAGIC)):
+    whole = True
+    for name in (SLAB, JOURNAL):
         headers[name] = None
         try:
-            fd = os.open(path / name, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_file(path / name, os.O_RDONLY)
         except FileNotFoundError:
             continue
         try:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # or it reads ahead into the slots
-            data = os.pread(fd, RECORD_BYTES, 0)
+            nbytes = SLAB_HEADER_BYTES if name == SLAB else JOURNAL_HEADER_BYTES
+            data = read_pages(fd, nbytes)[0] if salvage else os.pread(fd, nbytes, 0)
         finally:
             os.close(fd)
         if not data:
             continue
         try:
-            headers[name] = decode_header(data, magic, str(path / name))
+            if name == SLAB:
+                headers[name] = decode_header(data, SLAB_MAGIC, str(path / name))
+            else:
+                headers[name], whole = decode_journal_head(data, str(path / name))
         except DamagedHeader as error:
             doubts.append(error)
     if doubts and headers[SLAB] is None and headers[JOURNAL] is None:
         raise doubts[0]
-    return Found(headers[SLAB], headers[JOURNAL])
+    return Found(headers[SLAB], headers[JOURNAL], whole)
 
 
-def check_free_space(path: Path, wanted: int) -> None:
-    """Raise TierUnavailable unless the slab and journal at `path` can grow to `wanted` bytes in all."""
+def read_journal(path: Path, header: Header) -> bytes:
+    """The whole journal in a directory, whose header is `header`, but no more than `longest_journal`.
+
+    Raises TierUnavailable if it is a link, OSError.
+    """
+    return read_file(path / JOURNAL, longest_journal(header))
+
+
+def longest_journal(header: Header) -> int:
+    """Most bytes that the tier's journal can have had: a record per page after its capacity was lowered."""
+    capacity = header.capacity
+    most = JOURNAL_HEADER_BYTES + capacity // PAGE * RECORD_BYTES
+    return max(journal_limit(capacity, header.chunk_bytes), most)
+
+
+def read_pages(fd: int, nbytes: int) -> tuple[bytes, int]:
+    """The first `nbytes` of a file, as far as it goes, with zeros for every page that the device twice
+    fails to read, and how many these are. Raises OSError for a failure of another kind.
+    """
+    end = min(nbytes, os.fstat(fd).st_size)
+    data, bad = bytearray(), 0
+    for offset in range(0, end, PAGE):
+        page = _read_page(fd, offset) or _read_page(fd, offset)
+        bad += page is None
+        data += page or bytes(PAGE)
+    return bytes(data[:end]), bad
+
+
+def _read_page(fd: int, offset: int) -> bytes | None:
+    try:
+        return os.pread(fd, PAGE, offset)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return None
+
+
+def check_free_space(path: Path, wanted: int, floor: int) -> None:
+    """Raise TierUnavailable unless the slab and journal at `path` can grow to `wanted` bytes in all, and
+    leave `floor` bytes free."""
     existing = path
     while not existing.exists():
         existing = existing.parent
     disk = os.statvfs(existing)
-    free = disk.f_bavail * disk.f_frsize
-    held = sum((path / name).stat().st_blocks * 512 for name in (SLAB, JOURNAL) if (path / name).exists())
+    free = disk.f_bavail * disk.f_frsize - floor
+    held = sum((path / name).lstat().st_blocks * 512 for name in (SLAB, JOURNAL) if (path / name).exists())
     if wanted > free + held:
+        kept = f" beside the {floor} of free_space" if floor else ""
         raise TierUnavailable(
-            f"capacity is {wanted} bytes, but the file system of {path} has {free + held} left for it: "
-            "lower capacity, free space, or choose another directory"
+            f"capacity is {wanted} bytes, but the file system of {path} has {max(0, free + held)} left for "
+            f"it{kept}: lower capacity, free space, or choose another directory"
         )
 
 
-def open_slab(path: Path, nbytes: int) -> tuple[int, bool, bool]:
+def open_slab(path: Path, nbytes: int, mode: int = 0o600) -> tuple[int, bool, bool]:
     """Open the slab with `nbytes` reserved. Returns its descriptor, whether reads bypass the page
     cache, and whether the file system holds the space for it.
 
     Raises OSError.
     """
     name = path / SLAB
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT
     direct = True
     try:
-        fd = os.open(name, flags | os.O_DIRECT, 0o644)
+        fd = open_file(name, flags | os.O_DIRECT, mode)
     except OSError:
-        fd, direct = os.open(name, flags, 0o644), False
+        fd, direct = open_file(name, flags, mode), False
     try:
         os.ftruncate(fd, page_up(nbytes))
         reserved = _reserve(fd, nbytes)

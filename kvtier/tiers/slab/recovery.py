@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvtier.format import MORE, PUT, RECORD, RECORD_BYTES, SUMS_PER_RECORD, TOMBSTONE, intact
+from kvtier.codec import Codec
+from kvtier.config import PAGE
+from kvtier.format import (
+    JOURNAL_HEADER_BYTES,
+    LIMIT,
+    MORE,
+    OWNER,
+    PUT,
+    RECORD,
+    RECORD_BYTES,
+    SUMS_PER_RECORD,
+    TOMBSTONE,
+    intact,
+    read_owners,
+)
 from kvtier.index.slots import UNASSIGNED
 from kvtier.types import KEY_BYTES
+
+_LAST_CODEC = max(Codec)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvtier.format import Header
+    from kvtier.owner import OwnerName
 
 
 @dataclass(slots=True)
@@ -37,9 +54,16 @@ class Recovered:
     """Records whose check failed."""
     dropped: int
     """Chunks that cannot be served: incomplete, overwritten, or outside the slab."""
-
+    owners: dict[int, OwnerName] = field(default_factory=dict)
+    """The names of those who own any of the chunks, as far as they are known."""
     journal_lost: bool = False
     """Whether there was a store, but no journal that could be read."""
+
+    @property
+    def live_records(self) -> int:
+        """Records that the live chunks and their owners take."""
+        parts = self.chunks["parts"].astype(np.int64)
+        return int(np.maximum(1, -(-parts // SUMS_PER_RECORD)).sum()) + len(self.owners)
 
     @property
     def keys(self) -> bytes:
@@ -48,12 +72,11 @@ class Recovered:
 
 
 def replay(data: bytes | memoryview, header: Header, extents: int) -> Recovered:
-    """Read the records behind a journal's header; a torn or garbled one costs its own chunk only."""
-    view = memoryview(data)[RECORD_BYTES:]
-    view = view[: len(view) // RECORD_BYTES * RECORD_BYTES]
-    records = np.frombuffer(view, RECORD)
-    valid = intact(view, header.journal_id) if len(records) else np.empty(0, bool)
+    """Read the records behind a journal's headers; a torn or garbled one costs its own chunk only."""
+    records = records_in(data)
+    valid = intact(records.data.cast("B"), header.journal_id) if len(records) else np.empty(0, bool)
     generations = records["generation"]
+    valid &= generations < LIMIT  # or the next one would not fit its field
     next_generation = max(header.next_generation, int(generations[valid].max(initial=0)) + 1)
 
     put = np.flatnonzero(valid & (records["kind"] == PUT))
@@ -63,6 +86,7 @@ def replay(data: bytes | memoryview, header: Header, extents: int) -> Recovered:
     claimed = len(live)
     live = live[_consistent(records[live], header, slot_bytes)]
     live = _complete(records, valid, live)
+    live = _last_of(generations[live], live)  # or the tombstone of one would end the other
     live = _last_of(records["offset"][live], live)
     live = _last_of_key(records, live)
 
@@ -79,7 +103,18 @@ def replay(data: bytes | memoryview, header: Header, extents: int) -> Recovered:
         records=len(records),
         damaged=int(len(records) - valid.sum()),
         dropped=claimed - len(live),
+        owners=_owners(records[valid & (records["kind"] == OWNER)], chunks),
     )
+
+
+def records_in(data: bytes | memoryview) -> npt.NDArray[np.void]:
+    """The whole records behind a journal's headers, as they are: a view of `data`."""
+    view = memoryview(data)[JOURNAL_HEADER_BYTES:]
+    return np.frombuffer(view[: len(view) // RECORD_BYTES * RECORD_BYTES], RECORD)
+
+
+def _owners(named: npt.NDArray[np.void], chunks: npt.NDArray[np.void]) -> dict[int, OwnerName]:
+    return read_owners(named[np.isin(named["owner"], chunks["owner"])]) if named.size else {}
 
 
 def sums_shape(slot_bytes: int, extent_bytes: int, part_bytes: int) -> tuple[int, int]:
@@ -92,25 +127,32 @@ def _slot_sizes(
 ) -> npt.NDArray[np.int64]:
     """Slot size per extent: what the last PUT into it says."""
     slot_bytes = np.zeros(extents, np.int64)
+    put = put[records["offset"][put] < extents * header.extent_bytes]
     where = (records["offset"][put] // header.extent_bytes).astype(np.int64)
-    inside = where < extents
-    slot_bytes[where[inside]] = records["slot_bytes"][put[inside]]  # NumPy keeps the last of equals
+    slot_bytes[where] = records["slot_bytes"][put]  # NumPy keeps the last of equals
     return slot_bytes
 
 
 def _consistent(
     chunks: npt.NDArray[np.void], header: Header, slot_bytes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Which chunks lie inside the slab, in slots of the size that their extent has now."""
-    extent, rest = np.divmod(chunks["offset"].astype(np.int64), header.extent_bytes)
-    inside = extent < len(slot_bytes)
-    size = slot_bytes[np.where(inside, extent, 0)]
-    own = chunks["slot_bytes"].astype(np.int64)
-    parts = -(-chunks["stored_bytes"].astype(np.int64) // header.part_bytes)
-    fits: npt.NDArray[np.bool_] = inside & (own > 0) & (own == size) & (rest % np.maximum(own, 1) == 0)
+    """Which chunks lie inside the slab, in slots of the size that their extent has now.
+
+    A record whose check holds may still be anyone's: nothing in it is taken on trust.
+    """
+    inside = chunks["offset"] < len(slot_bytes) * header.extent_bytes
+    extent, rest = np.divmod(np.where(inside, chunks["offset"], 0).astype(np.int64), header.extent_bytes)
+    own, payload, stored = (
+        chunks[name].astype(np.int64) for name in ("slot_bytes", "payload_bytes", "stored_bytes")
+    )
+    fits: npt.NDArray[np.bool_] = inside & (own == slot_bytes[extent])
+    fits &= (own > 0) & (own % PAGE == 0) & (rest % np.maximum(own, 1) == 0)
     fits &= rest + own <= header.extent_bytes
-    fits &= (chunks["stored_bytes"] <= own) & (chunks["payload_bytes"] <= chunks["stored_bytes"])
-    fits &= chunks["parts"] == parts
+    fits &= (stored > 0) & (stored % PAGE == 0) & (stored <= own)
+    raw = chunks["codec"] == Codec.RAW
+    fits &= (payload > 0) & (payload <= np.where(raw, stored, header.extent_bytes))
+    fits &= chunks["codec"] <= _LAST_CODEC
+    fits &= chunks["parts"] == -(-stored // header.part_bytes)
     return fits
 
 

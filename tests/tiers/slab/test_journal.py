@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -16,9 +17,17 @@ import pytest
 
 from kvtier.config import KIB, MIB, StoreConfig
 from kvtier.errors import TierUnavailable
-from kvtier.format import RECORD, RECORD_BYTES, Header, put_records, tombstone
+from kvtier.format import (
+    JOURNAL_HEADER_BYTES,
+    RECORD,
+    RECORD_BYTES,
+    Header,
+    StoredChunk,
+    put_records,
+    tombstone,
+)
 from kvtier.tiers.slab import journal as journal_module
-from kvtier.tiers.slab.journal import Journal, create
+from kvtier.tiers.slab.journal import Journal, NewJournal, create
 from kvtier.tiers.slab.recovery import replay
 from kvtier.tiers.slab.tier import SlabTier
 
@@ -36,9 +45,9 @@ def puts(first: int, count: int, parts: int = 1) -> np.ndarray:
     """PUT records of chunks `first`.. in slots of their own."""
     slot = parts * PART
     per_extent = EXTENT // slot
-    return np.concatenate(
+    return put_records(
         [
-            put_records(
+            StoredChunk(
                 key=i.to_bytes(32, "little"),
                 generation=i + 1,
                 offset=i // per_extent * EXTENT + i % per_extent * slot,
@@ -57,6 +66,19 @@ def found(path: Path, header: Header) -> list[int]:
     recovered = replay(path.read_bytes(), header, EXTENTS)
     assert recovered.damaged == 0
     return [int.from_bytes(chunk["key"].tobytes(), "little") for chunk in recovered.chunks]
+
+
+def rewrite(journal: Journal, live: np.ndarray, next_generation: int) -> None:
+    """Have the next file take the journal's place, with nothing appended meanwhile."""
+    new = NewJournal(journal.path, journal.header.for_journal(next_generation))
+    try:
+        new.write(live)
+        new.sync()
+        old = journal.replace(new)
+    except OSError:
+        new.abandon()
+        raise
+    os.close(old)
 
 
 @pytest.fixture
@@ -85,7 +107,7 @@ def test_appended_records_are_found_in_order(journal: Journal, path: Path) -> No
     journal.sync()
     assert found(path, journal.header) == [0, 2, 3]
     assert journal.records == 2 + 2 * 2 + 1
-    assert path.stat().st_size == journal.nbytes == (1 + journal.records) * RECORD_BYTES
+    assert path.stat().st_size == journal.nbytes == JOURNAL_HEADER_BYTES + journal.records * RECORD_BYTES
 
 
 def test_a_second_opening_continues_the_numbering(journal: Journal, path: Path) -> None:
@@ -100,7 +122,7 @@ def test_rewriting_keeps_just_the_live_records(journal: Journal, path: Path) -> 
     journal.append(puts(0, 20))
     journal.append(tombstone(3))
     former = journal.header
-    journal.rewrite(puts(5, 4), next_generation=77)
+    rewrite(journal, puts(5, 4), next_generation=77)
     assert journal.records == 4
     assert journal.header.journal_id != former.journal_id
     assert journal.header.slab_id == former.slab_id
@@ -113,8 +135,8 @@ def test_rewriting_keeps_just_the_live_records(journal: Journal, path: Path) -> 
 
 def test_records_of_a_former_file_are_not_valid_in_the_next(journal: Journal, path: Path) -> None:
     journal.append(puts(0, 4))
-    stale = path.read_bytes()[RECORD_BYTES:]
-    journal.rewrite(puts(4, 1), next_generation=50)
+    stale = path.read_bytes()[JOURNAL_HEADER_BYTES:]
+    rewrite(journal, puts(4, 1), next_generation=50)
     data = path.read_bytes() + stale[RECORD_BYTES:]
     recovered = replay(data, journal.header, EXTENTS)
     assert (len(recovered.chunks), recovered.damaged) == (1, 3)
@@ -128,8 +150,8 @@ def test_has_room_leaves_space_for_a_rewritten_copy(journal: Journal, path: Path
     for _ in range(400):
         records = np.concatenate([tombstone(1000 + i) for i in range(rng.randint(1, 8))])
         if not journal.has_room(len(records), live):
-            assert journal.nbytes + (1 + live) * RECORD_BYTES <= LIMIT
-            journal.rewrite(kept, next_generation=1)
+            assert journal.nbytes + JOURNAL_HEADER_BYTES + live * RECORD_BYTES <= LIMIT
+            rewrite(journal, kept, next_generation=1)
             rewrites += 1
         journal.append(records)
         assert path.stat().st_size == journal.nbytes <= LIMIT
@@ -144,13 +166,18 @@ class Driver:
         self.tier = SlabTier(config, self.lock)
         self.peak = 0
         self.number = 0
-        real = journal_module.create
+        real = os.write
 
-        def measured(path: Path, header: Header, records: np.ndarray) -> tuple[int, Header]:
-            self.peak = max(self.peak, path.stat().st_size + (1 + len(records)) * RECORD_BYTES)
-            return real(path, header, records)
+        def measured(fd: int, data: Any) -> int:
+            written = real(fd, data)
+            total = 0
+            for name in ("journal", "journal.new"):
+                with contextlib.suppress(FileNotFoundError):
+                    total += (self.tier.path / name).stat().st_size
+            self.peak = max(self.peak, total)
+            return written
 
-        monkeypatch.setattr(journal_module, "create", measured)
+        monkeypatch.setattr(journal_module.os, "write", measured)
 
     def put(self, count: int, nbytes: int) -> None:
         writes = []
@@ -199,8 +226,11 @@ def test_invariant_5_the_journal_and_its_copy_never_exceed_the_limit(
     rounds = max(100, 4000 // batch)
     for _ in range(rounds):
         driver.put(rng.randint(1, batch), payload)
+    assert driver.tier.compactor.stop(20)
     driver.tier.close()
     assert driver.number > 500
+    assert driver.tier.compactor.done
+    assert not driver.tier.compactor.failed
     assert driver.peak <= driver.tier.journal.limit
 
 
@@ -220,7 +250,7 @@ SCRIPT = textwrap.dedent("""
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + room, resource.RLIM_INFINITY))
     many = np.concatenate([tombstone(i) for i in range(2, 12)])
     failures = []
-    for attempt in (lambda: journal.append(many), lambda: journal.rewrite(many, 99)):
+    for attempt in (lambda: journal.append(many), lambda: create(path, header.for_journal(99), many)):
         try:
             attempt()
         except OSError as error:
@@ -245,7 +275,7 @@ def test_a_full_disk_leaves_the_journal_as_it_was(path: Path, header: Header, ro
     assert outcome["same"]
     assert outcome["left"] == ["journal"]
     assert outcome["records"] == 11
-    assert outcome["size"] == 12 * RECORD_BYTES
+    assert outcome["size"] == JOURNAL_HEADER_BYTES + 11 * RECORD_BYTES
     data = path.read_bytes()
     recovered = replay(data, Header(**{**_fields(header), "journal_id": outcome["id"]}), EXTENTS)
     assert (recovered.damaged, recovered.next_generation) == (0, 12)
@@ -291,7 +321,7 @@ def test_invariant_6_a_rewrite_whose_directory_cannot_be_synced_loses_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(journal_module, "sync_directory", broken)
-        journal.rewrite(puts(0, 4), next_generation=50)
+        rewrite(journal, puts(0, 4), next_generation=50)
         journal.append(puts(4, 2))
         with pytest.raises(OSError, match="broken"):
             journal.sync()
@@ -313,7 +343,7 @@ def test_a_rewrite_that_fails_changes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(journal_module.os, step, broken)
         with pytest.raises(OSError, match="no space"):
-            journal.rewrite(puts(0, 2), next_generation=50)
+            rewrite(journal, puts(0, 2), next_generation=50)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == ["journal"]
     assert len(os.listdir("/proc/self/fd")) == open_before

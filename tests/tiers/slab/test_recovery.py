@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtier.config import KIB, MIB
-from kvtier.format import RECORD, RECORD_BYTES, Header, put_records, seal, tombstone
+from kvtier.format import (
+    JOURNAL_HEADER_BYTES,
+    RECORD,
+    RECORD_BYTES,
+    Header,
+    StoredChunk,
+    journal_head,
+    put_records,
+    seal,
+    tombstone,
+)
 from kvtier.index.slots import UNASSIGNED
 from kvtier.tiers.slab.recovery import Recovered, replay
 
@@ -40,7 +50,7 @@ def put(
 ) -> np.ndarray:
     """Records of chunk `number` in slot `slot` of `extent`, whose slots have `slot_parts` parts."""
     size = (slot_parts or parts) * PART
-    return put_records(
+    chunk = StoredChunk(
         key=number.to_bytes(32, "big"),
         generation=generation or number,
         offset=extent * EXTENT + slot * size,
@@ -49,11 +59,12 @@ def put(
         stored_bytes=parts * PART,
         sums=np.arange(parts, dtype=np.uint64) + 1000 * (number % 2**32),
     )
+    return put_records([chunk])
 
 
 def journal(*records: np.ndarray, header: Header = HEADER) -> bytes:
     joined = np.concatenate(records) if records else np.empty(0, RECORD)
-    return header.encode() + seal(joined, header.journal_id, 0)
+    return journal_head(header) + seal(joined, header.journal_id, 0)
 
 
 def recover(data: bytes, extents: int = EXTENTS) -> Recovered:
@@ -91,6 +102,16 @@ def test_chunks_come_back_whole_and_in_order() -> None:
     assert recovered.sums[2].shape == (EXTENT // (3 * PART), 3)
     assert recovered.sums[2][2].tolist() == [2000, 2001, 2002]
     assert recovered.next_generation == 4
+
+
+def test_live_records_count_all_that_a_chunk_takes() -> None:
+    """Else every opening would take the journal of large chunks for one that is mostly dead."""
+    dead = put(4, slot=3, extent=1, parts=6)
+    whole = [put(1, slot=0, parts=15), put(2, slot=0, extent=1, parts=6), put(3, slot=0, extent=2), dead]
+    recovered = recover(journal(*whole, tombstone(4)))
+    assert recovered.live_records == 3 + 2 + 1
+    assert recovered.records == 3 + 2 + 1 + 2 + 1
+    assert recover(journal()).live_records == 0
 
 
 def test_a_later_put_of_a_key_wins() -> None:
@@ -228,12 +249,12 @@ def test_invariant_1_a_flipped_byte_costs_at_most_the_chunk_of_its_record(seed: 
     records, owners, alive = history(seed)
     whole = journal(*records)
     assert found(recover(whole)) == alive
-    at = data.draw(st.integers(RECORD_BYTES, len(whole) - 1))
+    at = data.draw(st.integers(JOURNAL_HEADER_BYTES, len(whole) - 1))
     flip = data.draw(st.integers(1, 255))
     garbled = bytearray(whole)
     garbled[at] ^= flip
     recovered = recover(bytes(garbled))
-    hurt = owners[at // RECORD_BYTES - 1]
+    hurt = owners[(at - JOURNAL_HEADER_BYTES) // RECORD_BYTES]
     after = found(recovered)
     assert recovered.damaged == 1
     assert {n: g for n, g in after.items() if n not in hurt} == {
@@ -265,7 +286,7 @@ def _check_consistent(recovered: Recovered) -> None:
 def test_a_stretch_of_garbage_never_invents_a_chunk(seed: int, noise: bytes, data: Any) -> None:
     records, _, _ = history(seed)
     whole = bytearray(journal(*records))
-    at = data.draw(st.integers(RECORD_BYTES, len(whole) - 1))
+    at = data.draw(st.integers(JOURNAL_HEADER_BYTES, len(whole) - 1))
     whole[at : at + len(noise)] = noise
     recovered = recover(bytes(whole))
     put_generations = {
@@ -278,13 +299,57 @@ def test_a_stretch_of_garbage_never_invents_a_chunk(seed: int, noise: bytes, dat
 
 
 def test_records_of_another_journal_are_damaged() -> None:
-    data = HEADER.encode() + seal(put(1, slot=0), HEADER.journal_id + 1, 0)
+    data = journal_head(HEADER) + seal(put(1, slot=0), HEADER.journal_id + 1, 0)
     assert found(recover(data)) == {}
     assert recover(data).damaged == 1
 
 
 def test_records_moved_to_another_place_are_damaged() -> None:
     data = journal(put(1, slot=0), put(2, slot=1))
-    head, first, second = data[:128], data[128:256], data[256:]
+    head, body = data[:JOURNAL_HEADER_BYTES], data[JOURNAL_HEADER_BYTES:]
+    first, second = body[:RECORD_BYTES], body[RECORD_BYTES:]
     assert recover(head + second + first).damaged == 2
     assert recover(head + first + first).damaged == 1
+
+
+def test_of_two_chunks_with_one_generation_the_last_counts() -> None:
+    """Else the tombstone of the one would end the other. No store writes that, but a journal may say it."""
+    recovered = recover(journal(put(1, slot=0, generation=5), put(2, slot=1, generation=5)))
+    assert found(recovered) == {2: 5}
+    assert recovered.dropped == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("offset", 2**64 - PART),  # as a signed number just before the first slot
+        ("offset", 2**63),
+        ("offset", EXTENTS * EXTENT),
+        ("slot_bytes", 0),
+        ("slot_bytes", 12345),
+        ("slot_bytes", 2**32 - 1),
+        ("stored_bytes", 0),
+        ("stored_bytes", 100),
+        ("stored_bytes", 2 * PART),
+        ("payload_bytes", 0),
+        ("payload_bytes", PART + 1),
+        ("parts", 0),
+        ("parts", 65535),
+        ("codec", 200),
+        ("generation", 2**62),
+        ("generation", 2**64 - 1),
+    ],
+)
+def test_a_record_with_a_field_that_no_store_writes_costs_its_own_chunk_only(field: str, value: int) -> None:
+    absurd = put(1, slot=0)
+    absurd[field] = value
+    recovered = recover(journal(put(2, slot=3, extent=1), absurd, put(3, slot=4, extent=2)))
+    assert found(recovered) == {2: 2, 3: 3}
+    assert recovered.next_generation < 2**62
+    HEADER.for_journal(recovered.next_generation).encode()
+
+
+def test_an_encoded_payload_larger_than_any_slot_is_dropped() -> None:
+    absurd = put(1, slot=0)
+    absurd["codec"], absurd["payload_bytes"] = 1, 2**32 - 1
+    assert found(recover(journal(absurd))) == {}

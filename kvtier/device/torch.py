@@ -1,0 +1,84 @@
+"""TorchCopier: between KV tensors on a device and chunks in host memory, by torch's own copies."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvtier.buffers import regions
+from kvtier.device.paged import NO_BLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from kvtier.buffers import Buffers
+    from kvtier.device.engine import EngineKV
+
+
+class TorchCopier:
+    """As `HostCopier`, chunk by chunk, on a stream of its own. Block tables are checked by the caller."""
+
+    def __init__(self, kv: EngineKV) -> None:
+        self._device = torch.device(kv.device)
+        self._regions = [
+            # Bytes over the tensor's own memory, whatever its shape, and no part of any graph.
+            torch.empty(0, dtype=torch.uint8, device=self._device).set_(
+                region.tensor.untyped_storage(),
+                region.tensor.storage_offset() * region.tensor.element_size() + region.offset,
+                (kv.blocks, kv.block_bytes),
+                (kv.stride_bytes, 1),
+            )
+            for region in kv.regions
+        ]
+        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+
+    def mark(self) -> object:
+        """All that the calling thread has asked the device for so far: to be waited for by copies."""
+        if self._stream is None:
+            return None
+        return torch.cuda.current_stream(self._device).record_event()
+
+    def gather(self, block_table: npt.NDArray[np.int64], into: Buffers, after: object = None) -> None:
+        """Copy the blocks of each row of the table into the chunk of the same row; back when it is there."""
+        with self._running(after):
+            for ids, host in zip(self._ids(block_table), _bytes(into, writable=True), strict=True):
+                chunk = torch.stack([region.index_select(0, ids) for region in self._regions])
+                host.copy_(chunk.view(-1))
+
+    def scatter(self, source: Buffers, block_table: npt.NDArray[np.int64], after: object = None) -> None:
+        """Copy each chunk into the blocks of the same row, except for -1; back when it is done."""
+        with self._running(after):
+            for ids, host in zip(self._ids(block_table), _bytes(source, writable=False), strict=True):
+                chunk = host.to(self._device).view(len(self._regions), len(ids), -1)
+                wanted = ids != NO_BLOCK
+                for region, part in zip(self._regions, chunk, strict=True):
+                    region.index_copy_(0, ids[wanted], part[wanted])
+
+    @contextlib.contextmanager
+    def _running(self, after: Any) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            if self._stream is not None:
+                stack.enter_context(torch.cuda.stream(self._stream))
+                if after is not None:
+                    self._stream.wait_event(after)
+            yield
+            if self._stream is not None:
+                self._stream.synchronize()
+
+    def _ids(self, block_table: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(block_table).to(self._device)
+
+
+def _bytes(buffers: Buffers, *, writable: bool) -> Sequence[torch.Tensor]:
+    """Host memory as uint8 tensors; torch warns about arrays that are read-only, so by address."""
+    return [
+        torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=torch.uint8)
+        for address, nbytes in zip(*regions(buffers, name="chunks", writable=writable), strict=True)
+    ]
