@@ -21,7 +21,7 @@ from rich.table import Table
 import kvtier
 from kvtier import _native
 from kvtier.config import extent_area, extent_size
-from kvtier.format import PUT, RECORD, Header, seal
+from kvtier.format import PUT, RECORD, Header, journal_head, seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,7 +168,7 @@ def _synthesise(path: Path, count: int, slot: int) -> None:
     records["key"] = np.frombuffer(os.urandom(32 * count), "V32")
     journal = header.for_journal(count + 1)
     path.mkdir()
-    (path / "journal").write_bytes(journal.encode() + seal(records, journal.journal_id, 0))
+    (path / "journal").write_bytes(journal_head(journal) + seal(records, journal.journal_id, 0))
     (path / "slab").write_bytes(header.encode().ljust(4096, b"\0"))
 
 
