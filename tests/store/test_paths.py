@@ -169,11 +169,14 @@ class Held(IOEngine):
 def held_path(
     open_store: Any, keys: Any, payloads: Any, directories: list[Path]
 ) -> Callable[..., tuple[kvtier.Store, Held]]:
-    """A store with 30 chunks on three paths, the second of which hangs."""
+    """A store with 10 chunks on each of three paths, the second of which hangs."""
 
     def make(**settings: Any) -> tuple[kvtier.Store, Held]:
         store = open_store(directories, capacity=24 * MIB, dram=0, **settings)
-        store.put(keys(30), payloads(30), until="disk").result(20)
+        for key, payload in zip(keys(30), payloads(30), strict=True):
+            # One by one: in a crowd the path that is quickest gets most.
+            assert store.put([key], [payload], until="disk").result(20).ok
+        assert chunks_per_path(store) == [10, 10, 10]
         path = store._core.paths[1]
         path.engine = engine = Held(path.engine)
         return store, engine
@@ -209,10 +212,10 @@ def test_a_path_that_hangs_does_not_hold_up_writes_to_the_others(
 def test_a_path_that_hangs_is_not_asked_until_it_works_again(
     held_path: Any, keys: Any, payloads: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr("kvtier.store.paths._HANG", 0.2)
     store, engine = held_path()
+    monkeypatch.setattr("kvtier.store.paths._HANG", 0.5)  # not while it was filled, on a busy machine
     lost = [store._core.paths[1].tier.find(key) != -1 for key in keys(30)]
-    first = store.get(keys(30), into=np.empty((30, CHUNK), np.uint8), timeout=0.5)
+    first = store.get(keys(30), into=np.empty((30, CHUNK), np.uint8), timeout=1)
     assert first.result(20).reason[lost].tolist() == [kvtier.Reason.DEADLINE] * sum(lost)
     start = time.monotonic()
     result, _ = got(store, keys(30), timeout=15)
@@ -228,7 +231,7 @@ def test_a_path_that_hangs_is_not_asked_until_it_works_again(
     assert [store.stats()[f"disk.{i}.outages"] for i in range(3)] == [0, 1, 0]
     assert got(store, keys(30))[0].ok
     assert [record.message.split(": ")[1] for record in caplog.records] == [
-        "nothing came back for 0.2 s", "works again",
+        "nothing came back for 0.5 s", "works again",
     ]  # fmt: skip
 
 
@@ -242,15 +245,14 @@ def wait_until(holds: Callable[[], bool]) -> None:
 def test_what_waits_for_a_path_that_hangs_fails_when_it_is_found_out(
     held_path: Any, keys: Any, payloads: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvtier.store.paths._HANG", 0.2)
     store, engine = held_path(io_window=CHUNK)
-    first = store.get(keys(30), into=np.empty((30, CHUNK), np.uint8), timeout=3)
-    time.sleep(0.3)
+    monkeypatch.setattr("kvtier.store.paths._HANG", 0.5)
+    first = store.get(keys(30), into=np.empty((30, CHUNK), np.uint8), timeout=4)
+    time.sleep(0.6)
     got(store, keys(1))  # any request notices
     late = first.result(10).reason.tolist()
     assert late.count(kvtier.Reason.DEADLINE) == 1, "what the device has"
-    on_it = len(store._core.paths[1].tier.index)
-    assert late.count(kvtier.Reason.TIER_DOWN) == on_it - 1 >= 5, "what waited for it"
+    assert late.count(kvtier.Reason.TIER_DOWN) == 9, "what waited for it"
     engine.let_go()
     wait_until(lambda: store.stats()["disk.down"] is False)
     assert got(store, keys(30))[0].ok
