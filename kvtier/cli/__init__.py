@@ -17,6 +17,7 @@ app.command("kvtier.cli.delete:delete", help="Delete what a tenant or a namespac
 app.command("kvtier.cli.demo:demo", help="Store a real prompt's KV, restart, and restore it from disk.")
 app.command("kvtier.cli.doctor:doctor", help="Show what this machine offers, and how to get the rest.")
 app.command("kvtier.cli.inspect:inspect", help="Show what a store's files hold.")
+app.command("kvtier.cli.plan:plan", help="Work out what a tier would bring: time, money, energy.")
 app.command("kvtier.cli.verify:verify", help="Read and check every chunk of a store.")
 app.command(bench)
 

@@ -1,0 +1,1 @@
+"""What `kvtier plan` prints, writes and draws."""
