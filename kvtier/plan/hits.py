@@ -57,7 +57,7 @@ def read_curve(file: Path, policy: str | None, chunk_tokens: int | None) -> Curv
         raise InvalidRequest(
             f"policy is {policy!r}; the hit curve {file} has {', '.join(policies) or 'none'}"
         )
-    points = []
+    points: dict[float, float] = {}
     for row in (row for row in rows if str(row.get("policy", "lru")) == policy):
         chunks, rate = row.get("capacity_chunks"), row.get("hit_rate")
         if not _number(chunks) or not _number(rate) or not (chunks > 0 and 0 <= rate <= 1):
@@ -65,11 +65,15 @@ def read_curve(file: Path, policy: str | None, chunk_tokens: int | None) -> Curv
                 f"the hit curve {file} has a row of capacity_chunks {chunks!r} and hit_rate {rate!r}: needs "
                 "a number above 0, and one from 0 to 1"
             )
-        points.append((float(chunks), float(rate)))
+        if points.setdefault(float(chunks), float(rate)) != rate:
+            raise InvalidRequest(
+                f"the hit curve {file} has several rows of {policy} at {chunks} chunks: "
+                "give a file of one replay"
+            )
     tokens = chunk_tokens or report.get("chunk_tokens") or rows[0].get("chunk_tokens")
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
         raise InvalidRequest(f"the hit curve {file} has no chunk_tokens: give [workload] chunk_tokens")
-    return Curve(tuple(sorted(points)), tokens, f"{file.name}, {policy}")
+    return Curve(tuple(sorted(points.items())), tokens, f"{file.name}, {policy}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ def test_a_curve_of_the_policy_that_is_meant(tmp_path: Path) -> None:
         ({"rows": [{"capacity_chunks": 1, "hit_rate": 36.6}]}, None, "from 0 to 1"),
         ({"rows": [{"capacity_chunks": 1}]}, None, "hit_rate None"),
         ({"rows": []}, None, "has none"),
+        ({"rows": [ROWS[1], {**ROWS[1], "hit_rate": 0.1}]}, None, "several rows of lru at 100 chunks"),
         ([], None, "no list `rows`"),
     ],
 )
