@@ -170,3 +170,11 @@ def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
 def test_tables_of_another_shape_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         build(tomllib.loads(f"version = 1\n{text}"))
+
+
+def test_the_example_of_the_page_gives_every_figure() -> None:
+    page = Path(__file__).parents[2] / "docs" / "PLANNING.md"
+    example = tomllib.loads(page.read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0])
+    del example["model"]["config"], example["setup"][0]["tier"][0]["hit_rate"]
+    example["model"] |= {"layers": 62, "kv_heads": 8, "head_dim": 128}
+    assert work_out(example).absent == {}
