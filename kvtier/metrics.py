@@ -1,4 +1,4 @@
-"""Counters of a store: plain names and numbers, changed under the store's lock."""
+"""Counters and histograms of a store: plain names and numbers, changed under the store's lock."""
 
 from __future__ import annotations
 
@@ -11,6 +11,37 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvtier.types import TierName
+
+
+HISTOGRAM_BOUNDS = tuple(1 << power for power in range(25))
+"""Seconds, from 1 to 194 days: upper bounds of all buckets of a Histogram but the last, which has none."""
+_LAST = len(HISTOGRAM_BOUNDS)
+
+
+class Histogram:
+    """How often a time was how long, in buckets that double: a fixed 26 numbers."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(HISTOGRAM_BOUNDS) + 1)
+        """By bucket; the first is below 1 second."""
+        self.total = 0
+        """Sum of all times, in seconds."""
+
+    def add(self, seconds: int, count: int = 1) -> None:
+        """Count a time of whole seconds, so many times; one below 0, as clocks are set back, is 0."""
+        if seconds > 0:
+            bucket = seconds.bit_length()
+            self.counts[bucket if bucket < _LAST else _LAST] += count
+            self.total += seconds * count
+        else:
+            self.counts[0] += count
+
+    def merge(self, other: Histogram) -> None:
+        """Add what another one counted."""
+        self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
 
 
 class Counters(Counter[str]):

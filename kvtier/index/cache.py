@@ -11,6 +11,7 @@ import numpy as np
 
 from kvtier.config import page_up
 from kvtier.index.expiry import Expiry
+from kvtier.index.lifetimes import Lifetimes
 from kvtier.index.owners import Holdings, Owners
 from kvtier.index.slots import UNASSIGNED, SlotAllocator
 from kvtier.index.table import EMPTY, KeyTable
@@ -64,6 +65,7 @@ class SlotCache:
         owners.join(self)
         self.holdings = Holdings(owners, limits or {})
         self.expiry = Expiry(wall)
+        self.lifetimes = Lifetimes(wall)
         self._reserved: dict[int, int] = {}  # offset -> owner
         self._on_evict = on_evict
         self.on_change: Callable[[bytes, bool], None] | None = None
@@ -205,6 +207,7 @@ class SlotCache:
             self._touched.append(0)
             self._newer.append(NO_ROW)
             self._older.append(NO_ROW)
+        self.lifetimes.enter(row)
         self.table.insert(key, row)
         if self.on_change is not None:
             self.on_change(key, True)
@@ -334,6 +337,7 @@ class SlotCache:
             size, number = divmod(int(lists[rows[0]]), len(names))
             self._lists[names[number]][size] = [int(rows[-1]), int(rows[0])]
         self.expiry.load(columns["expires_at"])
+        self.lifetimes.load(columns["stored_at"])
         self._newer.frombytes(newer.tobytes())
         self._older.frombytes(older.tobytes())
         np.maximum.at(self._heat, offsets // self.slots.extent_bytes, np.arange(1, n + 1))
@@ -438,6 +442,7 @@ class SlotCache:
 
     def _evict(self, row: int) -> None:
         self._on_evict(row)
+        self.lifetimes.leave(row)
         self.discard(row)
         self.evicted += 1
 

@@ -125,6 +125,7 @@ class Reader:
             core.counters["get.requested"] += len(read.keys)
             hits = [(i, row) for i, row in enumerate(rows) if row != NO_ROW]
             core.paths.notice(time.monotonic())
+            core.dram.index.lifetimes.use(row for _, row in hits)
             for _, row in hits:
                 core.dram.index.pin(row)  # and used last, as it is let go of from tail to head
             if len(hits) < len(rows):
@@ -180,6 +181,7 @@ class Reader:
             if not path.health.may_ask(time.monotonic()):
                 return self._close([(read, i)], Status.FAILED, Reason.TIER_DOWN)
             path.tier.index.pin(row)
+            path.tier.index.lifetimes.use((row,))
             flight = self._flights[key] = Flight(key, path, row)
             path.waiting.append(flight)
         flight.waiters.append((read, i))

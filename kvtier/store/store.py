@@ -14,6 +14,7 @@ from kvtier.buffers import regions
 from kvtier.codec import parse_codec
 from kvtier.errors import InvalidRequest, TierUnavailable
 from kvtier.io.base import ALIGNMENT
+from kvtier.metrics import Histogram
 from kvtier.owner import Owner, check_tenant, public_name
 from kvtier.store import tenants
 from kvtier.store.closing import Closing, remember
@@ -329,6 +330,22 @@ class Store:
         numbers["populated_bytes"] = core.populated
         numbers["engine"] = core.paths[0].engine.name if core.paths else "none"
         return numbers
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Of each tier, `dram` and `disk`: `TIER.residence`, how long chunks were there when they were
+        evicted to make room, and `TIER.reuse_gap`, how long ago a chunk that a get asks for there came
+        there, or was last asked for. The caller's; since the store was opened.
+        """
+        core = self._core
+        found: dict[str, Histogram] = {}
+        with core.lock:
+            core.check_open()
+            for name, tiers in (("dram", core.tiers[:1]), ("disk", core.tiers[1:])):
+                for of in ("residence", "reuse_gap"):
+                    merged = found[f"{name}.{of}"] = Histogram()
+                    for tier in tiers:
+                        merged.merge(getattr(tier.index.lifetimes, of))
+        return found
 
     def close(self) -> None:
         """Finish accepted puts and running I/O for at most `close_timeout` seconds, then let go.
