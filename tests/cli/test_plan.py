@@ -18,10 +18,10 @@ QUICK = ["--prompt-tokens", "30000", "--hit-rate", "0.9", "--bandwidth", "6GB/s"
 SHAPE = {"num_hidden_layers": 62, "num_key_value_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
 
 
-def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, cwd: Path | None = None, columns: int = 250) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-P", "-m", "kvtier", "plan", *map(str, arguments)], cwd=cwd,
-        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "COLUMNS": "250"},
+        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "COLUMNS": str(columns)},
     )  # fmt: skip
 
 
@@ -55,6 +55,13 @@ def test_the_case_is_recomputed(tmp_path: Path) -> None:
     rows = {(row["setup"], row["concurrency"]): row["ttft"] for row in report["rows"]}
     assert rows["array", 16] == pytest.approx(16 * 7.15 / 8.12)
     assert len(rows) == 9
+
+
+def test_no_figure_is_cut_in_a_narrow_terminal() -> None:
+    shown = run("--case", "fx100", columns=80).stdout
+    assert "…" not in shown
+    for figure in ("254,880", "226,300", "-99.9%", "GB/request"):
+        assert figure in shown
 
 
 def test_a_plan_needs_no_file(config: Path, tmp_path: Path) -> None:

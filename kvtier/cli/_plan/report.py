@@ -24,20 +24,27 @@ if TYPE_CHECKING:
     from kvtier.plan.setups import Setup
     from kvtier.plan.sheet import Sheet
 
-_CROWD = {
+_TIMES = {
     "concurrency": "at once", "ttft": "TTFT s", "times_sooner": "x sooner", "request_rate": "req/s",
-    "throughput": "out tok/s", "cost_of_tokens": "{currency}/Mtok", "energy_per_request": "Wh/req",
-    "energy_cost": "energy {currency}/year", "machines": "machines",
-    "payback_by_earning": "paid by tokens, years", "payback_by_saving": "paid by machines, years",
+    "throughput": "out tok/s", "energy_per_request": "Wh/req",
 }  # fmt: skip
+_COSTS = {
+    "concurrency": "at once", "cost_of_tokens": "{currency}/Mtok", "energy_cost": "energy {currency}/year",
+    "machines": "machines", "payback_by_earning": "paid by tokens, years",
+    "payback_by_saving": "paid by machines, years",
+}  # fmt: skip
+_OF_CROWDS = tuple(name for name in (*_TIMES, *_COSTS) if name != "concurrency")
 _DEVICES = {
-    "bandwidth": "GB/s", "break_even_bandwidth": "break-even GB/s", "hit_rate": "hit rate",
-    "break_even_hit_rate": "break-even hit rate", "break_even_hit_rate_of_cost": "of cost",
-    "rate": "req/s at most", "saturation": "saturated by", "sessions_held": "sessions held",
-    "cost_per_hour": "{currency}/h",
+    "bandwidth": "GB/s", "break_even_bandwidth": "even GB/s", "hit_rate": "hits",
+    "break_even_hit_rate": "even hits", "break_even_hit_rate_of_cost": "even cost", "rate": "most req/s",
+    "saturation": "busy at", "sessions_held": "holds", "cost_per_hour": "{currency}/h",
 }  # fmt: skip
+_OF_DEVICES = (
+    "At {} at once. Even: the bandwidth, and the hit rate in time and in cost, that is as good as "
+    "recomputing. Busy at: with so many sessions the device is never idle. Holds: sessions."
+)
 _CHECKS = {
-    "printed": "printed", "follows": "the inputs give", "unit": "", "difference": "differs by", "mark": "",
+    "printed": "printed", "follows": "inputs give", "unit": "", "difference": "differs by", "mark": "",
 }  # fmt: skip
 
 
@@ -51,21 +58,33 @@ def show(
     ) if figure in sheet.figures]  # fmt: skip
     rows = crowds(inputs, sheet)
     title = inputs.title or "kvtier plan"
-    show_table(title, [_formatted(row) for row in rows], _headings(_CROWD, rows, inputs), notes=notes)
+    _show_rows(title, rows, _TIMES, inputs, notes)
+    if any(row[name] is not None for row in rows for name in _COSTS if name != "concurrency"):
+        _show_rows("costs", rows, _COSTS, inputs, [])
     if devices := _devices(inputs, sheet):
-        note = f"Break-even and costs are those of {max(inputs.concurrency)} at once."
-        show_table(
-            "devices",
-            [_formatted(row) for row in devices],
-            _headings(_DEVICES, devices, inputs),
-            notes=[note],
-        )
+        _show_rows("devices", devices, _DEVICES, inputs, [_OF_DEVICES.format(max(inputs.concurrency))])
     if results:
         _show_checks(results, inputs, sheet)
     if inputs.notes.strip():
         _say(inputs.notes.strip())
     for reason, names in _absent(sheet).items():
         _say(f"left out, {reason}: {names}", style="dim")
+
+
+def _show_rows(
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, str],
+    inputs: Inputs,
+    notes: Sequence[str],
+) -> None:
+    """Print rows, with those of the columns that have figures."""
+    headings = {
+        name: heading.format(currency=inputs.currency)
+        for name, heading in columns.items()
+        if any(row.get(name) is not None for row in rows)
+    }
+    show_table(title, [_formatted(row) for row in rows], headings, notes=notes, wrap=True)
 
 
 def crowds(inputs: Inputs, sheet: Sheet) -> list[dict[str, Any]]:
@@ -75,7 +94,7 @@ def crowds(inputs: Inputs, sheet: Sheet) -> list[dict[str, Any]]:
         for name, label in ((BASELINE, BASELINE), *((setup.name, setup.label) for setup in inputs.setups)):
             scope = f"{name}.at_{concurrency}"
             row: dict[str, Any] = {"name": label, "setup": name, "concurrency": concurrency}
-            rows.append(row | {figure: sheet.get(f"{scope}.{figure}") for figure in list(_CROWD)[1:]})
+            rows.append(row | {figure: sheet.get(f"{scope}.{figure}") for figure in _OF_CROWDS})
     return rows
 
 
@@ -114,7 +133,7 @@ def _show_checks(
     derived = [f"{name} {shown(sheet.figures[f'derived.{name}'])}" for name in inputs.derived]
     notes += [f"Worked out besides: {', '.join(derived)}"] if derived else []
     how = "Indented: other ways to take the figure above, and whether the number is theirs."
-    show_table("printed figures", rows, _CHECKS, notes=[f"{checks.RULE}. {how}", *notes])
+    show_table("printed figures", rows, _CHECKS, notes=[f"{checks.RULE}. {how}", *notes], wrap=True)
 
 
 def _check_row(result: checks.Result) -> dict[str, Any]:
@@ -181,17 +200,6 @@ def _check_json(check: checks.Check, results: Sequence[checks.Result], sheet: Sh
         "right": right["figure"],
         "readings": readings,
         "note": check.note,
-    }
-
-
-def _headings(
-    columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]], inputs: Inputs
-) -> dict[str, str]:
-    """The columns that have figures."""
-    return {
-        name: heading.format(currency=inputs.currency)
-        for name, heading in columns.items()
-        if any(row.get(name) is not None for row in rows)
     }
 
 

@@ -88,13 +88,18 @@ def show(
     columns: Mapping[str, str],
     absent: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
+    *,
+    wrap: bool = False,
 ) -> None:
-    """Print rows; `columns` maps a figure's name to its heading. Below: how, and what is absent and why."""
+    """Print rows; `columns` maps a figure's name to its heading. Below: how, and what is absent and why.
+
+    In a narrow terminal cells are cut, or with `wrap` go on in the next line.
+    """
     console = Console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True)
+    table.add_column("", no_wrap=not wrap)
     for heading in columns.values():
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", no_wrap=not wrap)
     for row in rows:
         table.add_row(row["name"], *(_cell(row.get(name)) for name in columns))
     _say(console, title, style="bold")
