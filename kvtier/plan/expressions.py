@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _FUNCTIONS = "max", "min", "ceil"
 _MOST_CHARACTERS = 1000
+_DEEPEST = 200
 
 
 def names(formula: str) -> tuple[str, ...]:
@@ -75,7 +76,10 @@ def _walk(
     formula: str,
     value: Callable[[str], Quantity],
     apply: Callable[[ast.expr, list[Quantity]], Quantity],
+    depth: int = 0,
 ) -> Quantity:
+    if depth > _DEEPEST:
+        raise InvalidRequest(f"formula {formula[:80]!r}... is nested more than {_DEEPEST} deep")
     operands: list[ast.expr]
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
@@ -95,7 +99,7 @@ def _walk(
                 f"formula {formula!r} has {ast.unparse(node)!r}: it may have + - * / ( ), numbers, names, "
                 + ", ".join(_FUNCTIONS)
             )
-    return apply(node, [_walk(operand, formula, value, apply) for operand in operands])
+    return apply(node, [_walk(operand, formula, value, apply, depth + 1) for operand in operands])
 
 
 def _dotted(node: ast.expr, formula: str) -> str:

@@ -89,6 +89,8 @@ def _whole(shape: Mapping[str, Any], *needed: str) -> None:
             "kv_heads, head_dim and dtype, or for MLA layers, kv_lora_rank, rope_head_dim and dtype "
             f"(one of {', '.join(DTYPE_BYTES)})"
         )
+    if not isinstance(shape["dtype"], str):
+        raise InvalidRequest(f"dtype in [model] is {shape['dtype']!r}, needs one of {', '.join(DTYPE_BYTES)}")
     for name in needed:
         value = shape[name]
         if name != "dtype" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

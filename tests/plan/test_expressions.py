@@ -51,6 +51,7 @@ def test_names_are_found_whole_and_once() -> None:
     [
         "a ** 2", "a[0]", "a if b else c", "open(a)", "max()", "max(a, key=b)", "'a'", "a.b()", "True",
         "lambda: 1", "1 < 2", "(a).__class__.b()", "[a]", "a +", "", "3.5j", "x := 2", "a(1).b", "1" * 2000,
+        "-" * 900 + "a",
     ],
 )  # fmt: skip
 def test_anything_else_is_refused(formula: str) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvtier.errors import InvalidRequest
-from kvtier.plan import inputs
+from kvtier.plan import accounting, cases, inputs
 from plans import tables, work_out
 
 
@@ -178,3 +180,33 @@ def test_the_example_of_the_page_gives_every_figure() -> None:
     del example["model"]["config"], example["setup"][0]["tier"][0]["hit_rate"]
     example["model"] |= {"layers": 62, "kv_heads": 8, "head_dim": 128}
     assert work_out(example).absent == {}
+
+
+values = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
+    st.sampled_from(["1 GB", "-1 s", "3 GB/s", "1e308 GB", "5 CNY", "lru", "config.json", "a + b", "1 / 0"]),
+    st.lists(st.integers(-1, 9), max_size=3), st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)  # fmt: skip
+
+
+def places(table: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of everything in nested tables and lists."""
+    inner = table.items() if isinstance(table, dict) else enumerate(table) if isinstance(table, list) else ()
+    return [at, *(place for name, value in inner for place in places(value, (*at, name)))]
+
+
+@given(st.data(), st.sampled_from(["case", "plan"]), values)
+def test_whatever_a_field_is_the_answer_is_a_plan_or_a_sentence(
+    data: st.DataObject, which: str, value: Any
+) -> None:
+    whole = cases.read("fx100") if which == "case" else tables()
+    *parents, name = data.draw(st.sampled_from(places(whole)[1:]))
+    where = whole
+    for parent in parents:
+        where = where[parent]
+    where[name] = value
+    try:
+        read = build(whole)
+        accounting.results(read, accounting.work_out(read))
+    except InvalidRequest:
+        pass
