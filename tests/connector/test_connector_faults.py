@@ -12,6 +12,7 @@ import pytest
 
 from engine_sim import CHUNK_TOKENS, blocks, compute, engine_tensors, kv_of, prompt
 from kvtier import Reason, Status
+from kvtier.connector import load as loading
 from kvtier.connector import save as saving
 from kvtier.testing.faults import Fault
 
@@ -87,6 +88,29 @@ def test_a_device_that_is_gone_costs_a_recompute_only(disk_store: Any, device: A
     with connector.request(TOKENS) as request:
         again = connector.save(request, table, until="disk", timeout=20.0).result(20)
     assert again.ok, "what could not be read is stored anew"
+
+
+def test_loads_are_read_one_after_another(
+    disk_store: Any, device: Any, connect: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions that come at once and are larger than what is read ahead do not all wait for the last."""
+    monkeypatch.setattr(loading, "READ_AHEAD", 2 * 65536)
+    store = disk_store(io_window=65536)
+    connector, tensors = connect(store)
+    prompts = [TOKENS, prompt(len(TOKENS), seed=1)]
+    for tokens in prompts:
+        saved(connector, tensors, tokens)
+    hang = device.inject(Fault(op="read", file="slab", hang=True))
+    loads, order = [], []
+    for tokens, table in zip(prompts, (blocks(48)[:24], blocks(48)[24:]), strict=True):
+        with connector.request(tokens) as request:
+            loads.append(connector.load(request, table, 0, connector.match(request)))
+            order += request.keys
+    waiting = store._core.paths[0].waiting
+    eventually(lambda: len(waiting) == 2 * CHUNKS - 1)
+    assert [flight.key for flight in waiting] == order[1:]
+    hang.remove()
+    assert [load.result(20).tokens for load in loads] == [CHUNKS * CHUNK_TOKENS] * 2
 
 
 @pytest.mark.parametrize("engine", ENGINES)
