@@ -23,9 +23,9 @@ from typing import Any, Literal
 from cyclopts import App
 from rich.console import Console
 
-from benchmarks.soak.run import Soak
-from benchmarks.soak.watch import trends
-from benchmarks.soak.worker import Violation
+from kvtier.cli.soak.run import Soak
+from kvtier.cli.soak.watch import trends
+from kvtier.cli.soak.worker import Violation
 from kvtier.testing.emulated import EmulatedDevice
 
 app = App(name="python -m benchmarks.soak", help="A store under load for hours, against a model.")

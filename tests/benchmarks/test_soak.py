@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import kvtier
-from benchmarks.soak.content import LARGEST, MIB
-from benchmarks.soak.run import Soak
-from benchmarks.soak.watch import MEMORY_SLACK, Sample, left_behind, sample, trends
-from benchmarks.soak.worker import Violation, Worker
+from kvtier.cli.soak.content import LARGEST
+from kvtier.cli.soak.run import Soak
+from kvtier.cli.soak.watch import MEMORY_SLACK, Sample, left_behind, sample, trends
+from kvtier.cli.soak.worker import Violation, Worker
+from kvtier.config import MIB
 from kvtier.testing.build import obstacle
 
 if TYPE_CHECKING:

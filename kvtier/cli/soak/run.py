@@ -15,10 +15,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import kvtier
-from benchmarks.soak.content import LARGEST, MIB, key_of
-from benchmarks.soak.faults import FaultDice
-from benchmarks.soak.watch import Sample, left_behind, sample
-from benchmarks.soak.worker import HANG, Violation, Worker
+from kvtier.cli.soak.content import LARGEST, Contents, key_of
+from kvtier.cli.soak.faults import FaultDice
+from kvtier.cli.soak.watch import Sample, left_behind, sample
+from kvtier.cli.soak.worker import HANG, Violation, Worker
+from kvtier.config import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "scrub": 1 << 40, "io_threads": 4, "get_timeout": 1.0, "put_timeout": 2.0, "close_timeout": 20.0,
 }  # fmt: skip
 _WORKERS = 3
-_NUMBERS = 150  # per worker; all of them take about 1.3 times the disk
+_FILL = 1.1  # of the capacity: what all numbers take, beside the rounding to slots, so that some must go
 _ROUND = 1.5  # seconds of load between two judgements
 _HANG_LASTS = 6.0  # seconds: longer than any deadline
 _KEPT_BY_CHILD = 8  # of what it stored last: the disk is large enough not to have evicted these
@@ -43,17 +44,29 @@ class Soak:
     """
 
     def __init__(
-        self, path: Path, device: EmulatedDevice | None, seed: int, engine: str, kind: str = "slab"
+        self,
+        path: Path,
+        device: EmulatedDevice | None,
+        seed: int,
+        engine: str,
+        kind: str = "slab",
+        *,
+        contents: Contents | None = None,
+        **settings: Any,
     ) -> None:
+        """`settings` of the store replace SETTINGS; chunks are those of `contents`."""
         self.path = path
         self.is_shared = kind == "files"
-        self.settings = {**SETTINGS, "engine": engine, "kind": kind}
+        self.settings = {**SETTINGS, "engine": engine, "kind": kind, **settings}
+        self._contents = contents or Contents()
         if self.is_shared:
             del self.settings["scrub"]
         self.rng = random.Random(seed)
         self.dice = FaultDice(device, self.rng.randrange(1 << 30), kind) if device else None
-        numbers = range(_WORKERS * _NUMBERS)
-        self.workers = [Worker(numbers[w::_WORKERS], self.rng.randrange(1 << 30)) for w in range(_WORKERS)]
+        numbers = range(int(_FILL * self.settings["capacity"]) // self._contents.mean)
+        self.workers = [
+            Worker(numbers[w::_WORKERS], self.rng.randrange(1 << 30), self._contents) for w in range(_WORKERS)
+        ]
         self.counts: Counter[str] = Counter()
         self.samples: list[Sample] = []
         self._child_number = 1 << 20
@@ -110,12 +123,14 @@ class Soak:
         for thread in threads:
             thread.start()
         end = time.monotonic() + _ROUND
-        while time.monotonic() < end and not stop.is_set():
-            kind = self._throw(self.dice) if disturb and self.dice else ""
-            stop.wait(_HANG_LASTS if kind.startswith("hang") else self.rng.uniform(0.05, 0.6))
-        if self.dice:
-            self.dice.clear()
-        stop.set()
+        try:
+            while time.monotonic() < end and not stop.is_set():
+                kind = self._throw(self.dice) if disturb and self.dice else ""
+                stop.wait(_HANG_LASTS if kind.startswith("hang") else self.rng.uniform(0.05, 0.6))
+        finally:
+            if self.dice:
+                self.dice.clear()
+            stop.set()
         for thread in threads:
             thread.join(2 * HANG)
             if thread.is_alive():
@@ -178,9 +193,12 @@ class Soak:
         """Another process stores chunks, and is killed: what it reported last must be there, in a store
         that is opened then, or in the one that shares the directory.
         """
-        order = {"path": str(self.path), "settings": self.settings, "first": self._child_number}
+        order = {
+            "path": str(self.path), "settings": self.settings, "first": self._child_number,
+            "scale": self._contents.scale,
+        }  # fmt: skip
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "benchmarks.soak.child"],
+            [sys.executable, "-P", "-m", "kvtier.cli.soak.child"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )  # fmt: skip
@@ -200,7 +218,7 @@ class Soak:
         last = stored[-_KEPT_BY_CHILD:]
         tried = list(range(self._child_number, self._child_number + 4 * (len(lines) + 1)))
         self._child_number = tried[-1] + 1
-        judge = Worker(tried, 0)
+        judge = Worker(tried, 0, self._contents)
         judge.forget_deletes()
         with contextlib.nullcontext(store) if store else self._open() as store:
             end = time.monotonic() + HANG

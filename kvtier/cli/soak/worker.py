@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.soak.content import content, key_of, size_of
 from kvtier import Reason, Status
+from kvtier.cli.soak.content import Contents, key_of
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import kvtier
 
@@ -36,8 +36,10 @@ class Worker:
     may be there, with its own bytes, or not. In `failed`, a put of it failed, so it must work later.
     """
 
-    def __init__(self, numbers: Sequence[int], seed: int) -> None:
+    def __init__(self, numbers: Sequence[int], seed: int, contents: Contents | None = None) -> None:
         self.numbers = numbers
+        contents = contents or Contents()
+        self._content, self._size_of = contents.content, contents.size_of
         self.rng = random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.deleted: set[int] = set(numbers)  # never put
@@ -48,16 +50,17 @@ class Worker:
 
     def work(self, store: kvtier.Store, stop: threading.Event) -> None:
         """Until told to stop. Raises Violation."""
-        calls = {
+        calls: dict[Callable[[kvtier.Store], Any], int] = {
             self.put: 4, self.get: 6, self.lend: 2, self.lease: 2, self.prefetch: 1, self.delete: 1,
             self.pin: 1, self.reserve: 1, self.flush: 1,
         }  # fmt: skip
         while not stop.is_set():
             (call,) = self.rng.choices(list(calls), list(calls.values()))
             call(store)
-            self.counts[call.__name__] += 1
+            self.counts[getattr(call, "__name__", "")] += 1
 
     def some(self, most: int = 8) -> list[int]:
+        """Up to `most` neighbours of its numbers."""
         first = self.rng.randrange(len(self.numbers))
         return list(self.numbers[first : first + self.rng.randint(1, most)])
 
@@ -68,17 +71,18 @@ class Worker:
         numbers = numbers or self.some()
         self.deleted -= set(numbers)
         until, codec = until or self.rng.choice(["disk", "dram"]), self.rng.choice(_CODECS)
-        sources = [np.frombuffer(content(i), np.uint8) for i in numbers]
+        sources = [np.frombuffer(self._content(i), np.uint8) for i in numbers]
         transfer = store.put(list(map(key_of, numbers)), sources, until=until, codec=codec)
         return self._note_put(numbers, transfer)
 
     def reserve(self, store: kvtier.Store) -> None:
+        """Write one chunk in place, or let it be."""
         number = self.some(1)[0]
-        with store.reserve([key_of(number)], size_of(number)) as reservation:
+        with store.reserve([key_of(number)], self._size_of(number)) as reservation:
             if self.rng.random() < 0.2 or reservation.views[0] is None:
                 return
             self.deleted.discard(number)
-            reservation.views[0][:] = np.frombuffer(content(number), np.uint8)
+            reservation.views[0][:] = np.frombuffer(self._content(number), np.uint8)
             self._note_put([number], reservation.commit(until="disk", codec=self.rng.choice(_CODECS)))
 
     def _note_put(self, numbers: list[int], transfer: Any) -> list[int]:
@@ -96,11 +100,13 @@ class Worker:
         return there
 
     def delete(self, store: kvtier.Store) -> None:
+        """From then on they must be misses."""
         numbers = self.some(4)
         self.finished(store.delete(list(map(key_of, numbers))), "delete")
         self.deleted |= set(numbers)
 
     def flush(self, store: kvtier.Store) -> None:
+        """Sync what was put."""
         self.finished(store.flush(), "flush")
 
     # Reading.
@@ -108,21 +114,21 @@ class Worker:
     def get(self, store: kvtier.Store, numbers: list[int] | None = None) -> list[int]:
         """Returns the hits."""
         numbers = numbers or self.some()
-        targets = [np.full(size_of(i), 0xAA, np.uint8) for i in numbers]
+        targets = [np.full(self._size_of(i), 0xAA, np.uint8) for i in numbers]
         result = self.finished_read(store, store.get(list(map(key_of, numbers)), into=targets), "get")
         return self.check(numbers, result, targets)
 
     def lend(self, store: kvtier.Store) -> None:
         """The disk writes into the targets, so they are whole pages, and kept until they are released."""
-        numbers = [i for i in self.some() if size_of(i) % 4096 == 0]
+        numbers = [i for i in self.some() if self._size_of(i) % 4096 == 0]
         if not numbers:
             return
-        memory = np.full(sum(map(size_of, numbers)) + 4096, 0xAA, np.uint8)
+        memory = np.full(sum(map(self._size_of, numbers)) + 4096, 0xAA, np.uint8)
         place = -memory.ctypes.data % 4096
         targets = []
         for number in numbers:
-            targets.append(memory[place : place + size_of(number)])
-            place += size_of(number)
+            targets.append(memory[place : place + self._size_of(number)])
+            place += self._size_of(number)
         transfer = store.get(list(map(key_of, numbers)), into=targets, lend=True)
         self.check(numbers, self.finished_read(store, transfer, "get"), targets)
 
@@ -131,12 +137,14 @@ class Worker:
         numbers = self.some(4)
         with self.finished_read(store, store.read(list(map(key_of, numbers))), "lease") as lease:
             self.check(numbers, lease.result, lease.views)
-            self.rng.choice([self.get, self.put, self.delete])(store)
+            others: list[Callable[[kvtier.Store], Any]] = [self.get, self.put, self.delete]
+            self.rng.choice(others)(store)
             for number, view in zip(numbers, lease.views, strict=True):
-                if view is not None and view.tobytes() != content(number):
+                if view is not None and view.tobytes() != self._content(number):
                     raise Violation(f"wrong bytes in a lease of chunk {number}")
 
     def prefetch(self, store: kvtier.Store) -> None:
+        """Into DRAM alone."""
         numbers = self.some()
         result = self.finished_read(store, store.prefetch(list(map(key_of, numbers))), "prefetch")
         self.check(numbers, result, None)
@@ -145,10 +153,10 @@ class Worker:
         """What is pinned, and can be read, stays, unless the device fails."""
         numbers = self.some()
         with store.pin(list(map(key_of, numbers))) as count:
-            pinned = (
-                self.get(store, numbers[:count]) if count else []
-            )  # an earlier fault may have spoilt some
-            self.rng.choice([self.get, self.lease])(store)
+            # An earlier fault may have spoilt some.
+            pinned = self.get(store, numbers[:count]) if count else []
+            others: list[Callable[[kvtier.Store], Any]] = [self.get, self.lease]
+            self.rng.choice(others)(store)
             pinned = [i for i in pinned if i not in self.deleted]  # the lease may have deleted some
             missing = set(pinned) - set(self.get(store, pinned)) if pinned else set()
         if missing and not self.disturbed:
@@ -164,12 +172,13 @@ class Worker:
             if status is Status.HIT:
                 if number in self.deleted:
                     raise Violation(f"chunk {number} was deleted, and is a hit")
-                if found is not None and found[i].tobytes() != content(number):
+                if found is not None and found[i].tobytes() != self._content(number):
                     raise Violation(f"wrong bytes under chunk {number}")
                 hits.append(number)
         return hits
 
     def finished(self, transfer: Any, what: str, seconds: float = HANG) -> Any:
+        """The outcome of a transfer. Raises Violation after `seconds`."""
         try:
             return transfer.result(seconds)
         except TimeoutError:

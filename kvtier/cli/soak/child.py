@@ -7,14 +7,16 @@ import os
 import sys
 from pathlib import Path
 
-from benchmarks.soak.content import content, key_of
 from kvtier import Status, StoreConfig
+from kvtier.cli.soak.content import Contents, key_of
 from kvtier.store.store import Store
 
 
 def main() -> None:
+    """Put until killed."""
     order = json.loads(sys.stdin.readline())
     store = Store(StoreConfig(paths=(Path(order["path"]),), **order["settings"]))
+    content = Contents(order["scale"]).content
     number = order["first"]
     while True:
         numbers = list(range(number, number + 4))

@@ -17,6 +17,8 @@ MEMORY_SLACK = 8 << 20
 
 @dataclass(frozen=True)
 class Sample:
+    """What this process takes, at one instant of a run."""
+
     seconds: float
     rss: int  # bytes
     descriptors: int
@@ -24,6 +26,7 @@ class Sample:
 
 
 def sample(seconds: float) -> Sample:
+    """What it takes now, `seconds` after the run began."""
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return Sample(seconds, resident, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")))
 
@@ -51,6 +54,7 @@ class Trend:
 
     @property
     def is_flat(self) -> bool:
+        """Whether the last is no more than it may be."""
         return self.last <= self.most
 
 
