@@ -38,8 +38,8 @@ from vllm_serve import (
 
 from kvtier.cli.bench import report
 from kvtier.cli.bench.recovery.client import Answer, EndpointError
-from kvtier.cli.bench.recovery.command import plan_waves
 from kvtier.cli.bench.recovery.counters import DeviceReads, drop_files
+from kvtier.cli.bench.recovery.course import plan_waves
 from kvtier.cli.bench.recovery.sessions import make_prompts
 from kvtier.cli.bench.recovery.summary import summarize
 from kvtier.cli.bench.recovery.wave import run_wave

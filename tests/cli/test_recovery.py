@@ -13,8 +13,9 @@ import pytest
 
 from kvtier.cli.bench.recovery import counters
 from kvtier.cli.bench.recovery.client import Endpoint, EndpointError, hit_tokens
-from kvtier.cli.bench.recovery.command import cold_recovery, plan_waves
+from kvtier.cli.bench.recovery.command import cold_recovery
 from kvtier.cli.bench.recovery.counters import DeviceReads, drop_files
+from kvtier.cli.bench.recovery.course import plan_waves
 from kvtier.cli.bench.recovery.sessions import make_prompts
 from kvtier.errors import InvalidRequest, TierUnavailable
 from kvtier.testing.emulated import EmulatedDevice

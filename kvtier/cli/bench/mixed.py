@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -19,10 +20,10 @@ from kvtier.config import MIB
 from kvtier.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     import kvtier
+    from kvtier.cli.bench.place import ReadCounter
 
 _COLUMNS = {"gb_s": "reads GB/s", "write_gb_s": "writes GB/s", "p50_ms": "p50 ms", "p99_ms": "p99 ms"}
 _NAMES = ("reads", "reads-under-writes")
@@ -52,27 +53,60 @@ def mixed(
     options.check(rounds, json)
     if not 0 < fraction <= 1 or not seconds > 0:
         raise InvalidRequest("--fraction needs to be above 0 and at most 1, --seconds above 0")
-    with open_place(path or [], device, lambda parts: amount.on_disk(parts) + _WRITE_ROOM) as place:
+    with open_place(path or [], device, partial(room, amount)) as place:
         with report.progress(2 * amount.chunks) as step:
             data = Data(place.directories, amount, lambda: step("writing the chunks"))
-        memory = amount.memory()
-        reads = StoreReads(data, memory, place.counter, engine=engine, leased=False)
-        bandwidth = statistics.median([reads.run().gb_s for _ in range(3)])
-        interval = amount.chunk_bytes / 1e9 / (fraction * bandwidth)
-        draw = random.Random(seed)
-        phases: dict[str, list[Paced]] = {name: [] for name in _NAMES}
-        with _open(data, engine) as store, report.progress(2 * (rounds + 1)) as step:
-            for number in range(rounds + 1):
-                for name in draw.sample(_NAMES, 2):
-                    step(name)
-                    written = store if name == _NAMES[1] else None
-                    with WriteLoad(written, amount, len(place.directories)) as load:
-                        phase = paced_reads(store, data, memory, interval, seconds, draw, load)
-                    if number:
-                        phases[name].append(phase)
+        with report.progress(2 * (rounds + 1)) as step:
+            figures = measure(data, place.counter, step, engine=engine, fraction=fraction, seconds=seconds,
+                              rounds=rounds, seed=seed)  # fmt: skip
+    note = (
+        f"reads alone reach {figures['bandwidth_gb_s']:.2f} GB/s and were paced at {fraction:g} of it; "
+        f"writes raise their p99 {figures['p99_ratio']:.2f} times"
+    )
+    title = f"mixed, chunks of {chunk_mib:g} MiB, {place.description}"
+    report.show(title, figures["rows"], _COLUMNS, None, [note])
     settings = {"gib": gib, "chunk_mib": chunk_mib, "engine": engine, "fraction": fraction,
                 "seconds": seconds, "rounds": rounds, "seed": seed}  # fmt: skip
-    _report(phases, bandwidth, place.description, settings, json)
+    report.write_json(json, place.description, {**settings, **figures})
+
+
+def room(amount: Amount, parts: int) -> int:
+    """Bytes that it takes on each of `parts` devices."""
+    return amount.on_disk(parts) + _WRITE_ROOM
+
+
+def measure(
+    data: Data,
+    counter: ReadCounter,
+    step: Callable[[str], object],
+    *,
+    engine: str,
+    fraction: float,
+    seconds: float,
+    rounds: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Both kinds of phases, and how much writes raise the p99; `step` is told of each of `rounds` + 1."""
+    amount, devices = data.amount, len(data.slabs)
+    memory = amount.memory()
+    reads = StoreReads(data, memory, counter, engine=engine, leased=False)
+    bandwidth = statistics.median([reads.run().gb_s for _ in range(3)])
+    interval = amount.chunk_bytes / 1e9 / (fraction * bandwidth)
+    draw = random.Random(seed)
+    phases: dict[str, list[Paced]] = {name: [] for name in _NAMES}
+    with _open(data, engine) as store:
+        for number in range(rounds + 1):
+            for name in draw.sample(_NAMES, 2):
+                step(name)
+                written = store if name == _NAMES[1] else None
+                with WriteLoad(written, amount, devices) as load:
+                    phase = paced_reads(store, data, memory, interval, seconds, draw, load)
+                if number:
+                    phases[name].append(phase)
+    pairs = zip(*(phases[name] for name in _NAMES), strict=True)
+    ratio = statistics.median(loaded.percentile_ms(99) / alone.percentile_ms(99) for alone, loaded in pairs)
+    rows = [_row(name, phases[name]) for name in _NAMES]
+    return {"bandwidth_gb_s": bandwidth, "p99_ratio": ratio, "rows": rows}
 
 
 @contextmanager
@@ -84,28 +118,6 @@ def _open(data: Data, engine: str) -> Iterator[kvtier.Store]:
     with open_store(data.slabs, **settings) as store, store.pin(data.keys):
         wait_until_populated(store)
         yield store
-
-
-def _report(
-    phases: dict[str, list[Paced]],
-    bandwidth: float,
-    where: str,
-    settings: dict[str, Any],
-    json: Path | None,
-) -> None:
-    found = [_row(name, phases[name]) for name in _NAMES]
-    ratios = [
-        loaded.percentile_ms(99) / alone.percentile_ms(99)
-        for alone, loaded in zip(*(phases[name] for name in _NAMES), strict=True)
-    ]
-    ratio = statistics.median(ratios)
-    note = (
-        f"reads alone reach {bandwidth:.2f} GB/s and were paced at {settings['fraction']:g} of it; "
-        f"writes raise their p99 {ratio:.2f} times"
-    )
-    report.show(f"mixed, chunks of {settings['chunk_mib']:g} MiB, {where}", found, _COLUMNS, None, [note])
-    figures = {**settings, "bandwidth_gb_s": bandwidth, "p99_ratio": ratio, "rows": found}
-    report.write_json(json, where, figures)
 
 
 def _row(name: str, phases: list[Paced]) -> dict[str, Any]:

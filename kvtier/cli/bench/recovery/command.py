@@ -11,15 +11,16 @@ from cyclopts import Parameter
 
 from kvtier.cli.bench import options, report
 from kvtier.cli.bench.recovery.clearing import Clearing
-from kvtier.cli.bench.recovery.client import Api, Endpoint, EndpointError, Prompt
+from kvtier.cli.bench.recovery.client import Api, Endpoint, EndpointError
 from kvtier.cli.bench.recovery.counters import DeviceReads, drop_page_cache
+from kvtier.cli.bench.recovery.course import plan_waves, run_waves
 from kvtier.cli.bench.recovery.sessions import Kind, make_prompts
-from kvtier.cli.bench.recovery.summary import COLUMNS, summarize
+from kvtier.cli.bench.recovery.summary import COLUMNS
 from kvtier.cli.bench.recovery.wave import Wave, run_wave
 from kvtier.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 _PROBE_TOKENS = 16
 _Paths: TypeAlias = Annotated[
@@ -80,14 +81,15 @@ def cold_recovery(
     warm_up = make_prompts(1, _PROBE_TOKENS, prompt, vocabulary=vocabulary, seed=seed + 1)[0]
     endpoint.probe(warm_up)
     asked = waves[: len(concurrency)]
+    ask = partial(run_wave, endpoint, tokens=output_tokens)
     with report.progress(sum(1 + len(wave) for wave in (*waves, *asked))) as step:
-        stored = _run(endpoint, prompts, waves, output_tokens, "storing", step, reads)
+        stored = run_waves(ask, prompts, waves, "storing", step, reads)
         time.sleep(settle)
         step("restarting")
         done = clearing.clear(endpoint, ready_timeout)
         dropped = drop_page_cache(paths)
         endpoint.probe(warm_up)
-        found = _run(endpoint, prompts, asked, output_tokens, "recovering", step, reads, stored)
+        found = run_waves(ask, prompts, asked, "recovering", step, reads, stored)
     settings = {
         "model": model, "api": api, "prompt": prompt, "tokens": tokens, "output_tokens": output_tokens,
         "concurrency": list(concurrency), "sessions": count, "vocabulary": vocabulary, "seed": seed,
@@ -110,28 +112,6 @@ def cold_recovery(
         raise EndpointError(f"{failed} of the sessions failed after the restart; their reasons are above")
 
 
-def plan_waves(concurrency: Sequence[int], sessions: int | None = None) -> list[list[int]]:
-    """Numbers of the sessions of each wave, and of what is stored besides, in waves as large as the largest.
-
-    Raises InvalidRequest for no wave, an empty one, or fewer sessions than they need.
-    """
-    if not concurrency or min(concurrency) < 1 or len(set(concurrency)) < len(concurrency):
-        raise InvalidRequest(f"--concurrency is {list(concurrency)}, needs different numbers from 1 up")
-    needed = sum(concurrency)
-    if sessions is not None and sessions < needed:
-        raise InvalidRequest(
-            f"--sessions is {sessions}, but waves of {', '.join(map(str, concurrency))} need {needed}, as "
-            "each session is asked for once"
-        )
-    sizes = list(concurrency)
-    left = (sessions or needed) - needed
-    while left > 0:
-        sizes.append(min(left, max(concurrency)))
-        left -= sizes[-1]
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [list(range(start, start + size)) for start, size in zip(starts, sizes, strict=True)]
-
-
 def _check(
     tokens: int, output_tokens: int, vocabulary: int, api: Api, prompt: Kind, paths: Sequence[Path]
 ) -> None:
@@ -144,33 +124,6 @@ def _check(
     for path in paths:
         if not path.is_dir():
             raise InvalidRequest(f"--path {path} is no directory")
-
-
-def _run(
-    endpoint: Endpoint,
-    prompts: Sequence[Prompt],
-    waves: Sequence[Sequence[int]],
-    tokens: int,
-    verb: str,
-    step: Callable[[str], None],
-    reads: DeviceReads,
-    stored: Sequence[tuple[dict[str, Any], Wave]] = (),
-) -> list[tuple[dict[str, Any], Wave]]:
-    """Each wave with its row; `stored` is what the first run of the same waves gave."""
-    found = []
-    for number, wave in enumerate(waves):
-        name = f"{verb}, {len(wave)} at once"
-        step(name)
-        before = reads.read()
-        ran = run_wave(endpoint, {i: prompts[i] for i in wave}, tokens, partial(step, name))
-        after = reads.read()
-        delivered = None if before is None or after is None else after - before
-        reference = stored[number][1].answers if stored else None
-        if ran.failures and not stored:
-            session, why = next(iter(ran.failures.items()))
-            raise EndpointError(f"session {session} could not be stored: {why}")
-        found.append((summarize(name, ran, read_bytes=delivered, reference=reference), ran))
-    return found
 
 
 def _gain(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
