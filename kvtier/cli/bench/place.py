@@ -49,7 +49,7 @@ def open_place(paths: Sequence[Path], device: str | None, needed: Callable[[int]
             parents = list(paths) or [Path(stack.enter_context(tempfile.TemporaryDirectory()))]
             for parent in parents:
                 _check(parent, needed(len(parents)) + _SPARE)
-            description = ", ".join(f"{parent} ({_file_system(parent)})" for parent in parents)
+            description = ", ".join(f"{parent} ({mount_of(parent)[2]})" for parent in parents)
         directories = tuple(
             Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".kvtier-bench-", dir=parent)))
             for parent in parents
@@ -104,15 +104,15 @@ def _check(path: Path, needed: int) -> None:
         )
 
 
-def _file_system(path: Path) -> str:
-    """The type of the file system that holds `path`, as the kernel names it."""
-    best, kind = "", "unknown"
+def mount_of(path: Path) -> tuple[str, str, str, str]:
+    """Source, mount point, type and options of the file system that holds `path`, as the kernel has them."""
+    best = ("", "", "unknown", "")
     resolved = path.resolve()
     for line in Path("/proc/self/mounts").read_text().splitlines():
-        _, mount, name, *_ = line.split(" ")
-        if resolved.is_relative_to(mount) and len(mount) >= len(best):
-            best, kind = mount, name
-    return kind
+        source, mount, kind, options, *_ = line.split(" ")
+        if resolved.is_relative_to(mount) and len(mount) >= len(best[1]):
+            best = source, mount, kind, options
+    return best
 
 
 def _process_read_bytes() -> int:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvtier.cli.bench.place import drop_cache
+from kvtier.cli.bench.place import drop_cache, mount_of
 from kvtier.testing.emulated import device_stats
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ class DeviceReads:
         self._blocks: set[Path] = set()
         self.why_not = "" if directories else "no --path was given"
         """Why nothing is counted, if so."""
-        for device, directory in {path.stat().st_dev: path for path in directories}.items():
+        for directory in {path.stat().st_dev: path for path in directories}.values():
             if device_stats(directory) is not None:
                 self._emulated.append(directory)
-            elif (statistics := _statistics(device, directory)) is not None:
+            elif (statistics := statistics_of(directory)) is not None:
                 self._blocks.add(statistics)
             else:
                 self.why_not = f"{directory} is on no block device and no emulated one"
@@ -42,9 +42,9 @@ class DeviceReads:
         return sum(stats.read_bytes for stats in emulated if stats) + _SECTOR * sum(sectors)
 
 
-def _statistics(device: int, directory: Path) -> Path | None:
-    """The kernel's statistics of the block device that holds `directory`, whose st_dev is `device`."""
-    for number in (device, _source(directory)):
+def statistics_of(directory: Path) -> Path | None:
+    """The kernel's statistics of the block device that holds `directory`; None if it sees none."""
+    for number in (directory.stat().st_dev, _source(directory)):
         if number is not None:
             file = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat")
             if file.exists():
@@ -54,14 +54,8 @@ def _statistics(device: int, directory: Path) -> Path | None:
 
 def _source(directory: Path) -> int | None:
     """The device number of what is mounted there, for file systems whose st_dev is no device's."""
-    best, source = -1, ""
-    resolved = directory.resolve()
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        device, mount, *_ = line.split(" ")
-        if resolved.is_relative_to(mount) and len(mount) >= best:
-            best, source = len(mount), device
     with suppress(OSError):
-        return os.stat(source).st_rdev
+        return os.stat(mount_of(directory)[0]).st_rdev
     return None
 
 
