@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import kvtier
-from kvtier.cli.soak.content import LARGEST
+from kvtier.cli.soak.content import LARGEST, Contents
 from kvtier.cli.soak.run import Soak
 from kvtier.cli.soak.watch import MEMORY_SLACK, Sample, left_behind, sample, trends
 from kvtier.cli.soak.worker import Violation, Worker
@@ -58,6 +58,27 @@ def test_without_a_device_there_are_no_faults(tmp_path: Path, kind: str) -> None
     total = soak.total()
     assert total["get.hit"] > 100
     assert not [name for name in total if name.startswith(("fault", "get.failed"))]
+
+
+def test_it_goes_on_with_a_store_that_is_there(tmp_path: Path) -> None:
+    larger: dict[str, Any] = {
+        "contents": Contents(2), "chunk_bytes": 2 * LARGEST, "capacity": 64 * MIB, "dram": 16 * MIB,
+        "get_timeout": 20.0, "put_timeout": 20.0,
+    }  # fmt: skip
+    for seed in (1, 2):
+        soak = Soak(tmp_path / "store", None, seed, "auto", is_new=seed == 1, **larger)
+        soak.run(2.0, lambda passed: None)
+        assert soak.total()["get.hit"] > 0
+    assert sum((tmp_path / "store" / name).stat().st_size for name in ("slab", "journal")) > 40 * MIB
+
+
+def test_chunks_scale_but_for_the_odd_ones() -> None:
+    sizes = [Contents().size_of(i) for i in range(8)]
+    scaled = [Contents(8).size_of(i) for i in range(8)]
+    assert {(b / a, a % 4096 == 0) for a, b in zip(sizes, scaled, strict=True)} == {(1.0, False), (8.0, True)}
+    assert max(sizes) == LARGEST
+    assert [len(Contents(8).content(i)) for i in range(8)] == scaled
+    assert Contents(8).mean == sum(scaled) // 8
 
 
 @pytest.fixture

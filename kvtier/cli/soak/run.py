@@ -52,9 +52,12 @@ class Soak:
         kind: str = "slab",
         *,
         contents: Contents | None = None,
+        is_new: bool = True,
         **settings: Any,
     ) -> None:
-        """`settings` of the store replace SETTINGS; chunks are those of `contents`."""
+        """`settings` of the store replace SETTINGS; chunks are those of `contents`, and may be there already
+        unless the store `is_new`.
+        """
         self.path = path
         self.is_shared = kind == "files"
         self.settings = {**SETTINGS, "engine": engine, "kind": kind, **settings}
@@ -67,6 +70,9 @@ class Soak:
         self.workers = [
             Worker(numbers[w::_WORKERS], self.rng.randrange(1 << 30), self._contents) for w in range(_WORKERS)
         ]
+        if not is_new:
+            for worker in self.workers:
+                worker.forget_deletes()
         self.counts: Counter[str] = Counter()
         self.samples: list[Sample] = []
         self._child_number = 1 << 20
