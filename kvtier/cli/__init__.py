@@ -13,6 +13,7 @@ from kvtier.errors import KVTierError
 
 app = App(name="kvtier", version=__version__, help="Tiered KV-cache storage for LLM inference.")
 # Named by path: a command imports what it needs only when it runs.
+app.command("kvtier.cli.accept.command:accept", help="Judge storage in four gates, with a report.")
 app.command("kvtier.cli.delete:delete", help="Delete what a tenant or a namespace has in a store.")
 app.command("kvtier.cli.demo:demo", help="Store a real prompt's KV, restart, and restore it from disk.")
 app.command("kvtier.cli.doctor:doctor", help="Show what this machine offers, and how to get the rest.")
