@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from .conftest import Run
 
 pytestmark = pytest.mark.timeout(600)
+long = pytest.mark.skipif(
+    os.environ.get("ACCEPT") != "long", reason="some minutes of whole runs: set ACCEPT=long for them"
+)
 
 
 def test_the_faster_device_is_accepted_against_the_slower(fast_run: Run, slow_run: Run) -> None:
@@ -59,7 +62,7 @@ def test_nothing_stays_in_the_directory(fast_run: Run, fast: EmulatedDevice) -> 
     assert list(fast.paths[0].iterdir()) == []
 
 
-@pytest.mark.slow
+@long
 def test_a_device_as_slow_as_the_baseline_fails_at_the_main_gate(
     accept: Callable[..., Run], mount: Callable[..., EmulatedDevice], slow_run: Run, tmp_path: Path
 ) -> None:
@@ -69,7 +72,7 @@ def test_a_device_as_slow_as_the_baseline_fails_at_the_main_gate(
     assert "throughput higher, 2 at once" in found.failing(3)
 
 
-@pytest.mark.slow
+@long
 def test_a_device_slower_than_the_baseline_fails_on_the_single_machine(
     accept: Callable[..., Run], mount: Callable[..., EmulatedDevice], fast_run: Run, tmp_path: Path
 ) -> None:
@@ -117,7 +120,7 @@ def test_a_bad_device_fails_at_arrival(
     assert found.report["gates"][0]["error"] if failing is None else found.failing(1) >= failing
 
 
-@pytest.mark.slow
+@long
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -154,7 +157,7 @@ def test_a_device_that_gets_bad_later_fails_at_stability(
     assert len(found.report["runs"]) == 2
 
 
-@pytest.mark.slow
+@long
 def test_a_device_that_gets_slow_fails_at_stability(
     accept: Callable[..., Run],
     fast: EmulatedDevice,
@@ -188,7 +191,7 @@ def command(device: EmulatedDevice, folder: Path, model: Path, **options: Any) -
     return [sys.executable, "-P", "-c", script, *arguments(device, folder, model, **options)]
 
 
-@pytest.mark.slow
+@long
 def test_killed_and_stopped_it_goes_on_where_it_was(
     fast: EmulatedDevice, fast_run: Run, slow_run: Run, model: Path, tmp_path: Path
 ) -> None:
