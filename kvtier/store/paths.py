@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kvtier.config import StoreConfig
     from kvtier.index.owners import Owners
     from kvtier.io.base import Batch
-    from kvtier.store.request import Flight
+    from kvtier.store.flight import Flight, Piece
     from kvtier.tiers.disk import DiskTier
 
 _log = logging.getLogger(__name__)
@@ -95,6 +95,8 @@ class DiskPath:
         self.health = Health()
         self.waiting: deque[Flight] = deque()
         """Reads that wait for the window, or for a slot to land in."""
+        self.begun: deque[Flight] = deque()
+        """Those that have a slot, and pieces that wait for the window."""
         self.dropped: deque[Flight] = deque()
         """Reads that waited when the path was taken out."""
         self.turn = 0.0
@@ -122,22 +124,32 @@ class DiskPath:
 
     def _drop_waiting(self, reason: str) -> None:
         _log.warning("%s: %s: not asked until it works again", self.tier.path, reason)
-        self.dropped += self.waiting
+        self.dropped += (*self.begun, *self.waiting)
+        self.begun.clear()
         self.waiting.clear()
+
+    def next_read(self, *, may_begin: bool) -> Flight:
+        """Whose piece to read next; one of a chunk that nothing was read of only if it `may_begin`.
+
+        Chunks that are read in pieces take turns, once all of them have begun that wait before others.
+        """
+        if self.begun and not (may_begin and self.waiting and len(self.waiting[0].pieces) > 1):
+            return self.begun.popleft()
+        return self.waiting.popleft()
 
     def watch(self, forget: Callable[[list[bytes]], None]) -> None:
         """See what other processes do from now on; `forget` is told the keys that they delete."""
         if self.tier.shared:
             self._watcher = Watcher(self, forget)
 
-    def read(self, batch: PathBatch[Flight], on_done: Callable[[Batch], None]) -> None:
+    def read(self, batch: PathBatch[Piece], on_done: Callable[[Batch], None]) -> None:
         """Start a batch of reads."""
         if self.opener is None:
             self.submit(batch.plan.batch(on_done, batch))
         else:
             self.opener.submit(partial(self._open_and_read, batch, on_done))
 
-    def _open_and_read(self, batch: PathBatch[Flight], on_done: Callable[[Batch], None]) -> None:
+    def _open_and_read(self, batch: PathBatch[Piece], on_done: Callable[[Batch], None]) -> None:
         self.tier.open_files(batch.plan)
         self.submit(batch.plan.batch(on_done, batch))
 
@@ -217,20 +229,25 @@ def _most_files(paths: int) -> int:
 class PathBatch(Generic[Chunk]):
     """Reads or writes of chunks that start together, on one path."""
 
-    __slots__ = ("chunks", "path", "plan")
+    __slots__ = ("chunks", "path", "plan", "start")
 
-    def __init__(self, path: DiskPath) -> None:
+    def __init__(self, path: DiskPath, start: int) -> None:
         self.path = path
+        self.start = start
         self.plan = path.tier.plan()
         self.chunks: list[Chunk] = []
 
 
-def batch_for(batches: list[PathBatch[Chunk]], path: DiskPath, window: Window) -> PathBatch[Chunk]:
-    """The last of `batches` for `path`, or a new one behind it if that is large enough."""
+def batch_for(
+    batches: list[PathBatch[Chunk]], path: DiskPath, window: Window, start: int = 0
+) -> PathBatch[Chunk]:
+    """The last of `batches` for `path`, or a new one behind it if that is large enough, or is of pieces that
+    do not begin `start` bytes from the start of their chunks: whoever waits for these waits for no others.
+    """
     batch = next((batch for batch in reversed(batches) if batch.path is path), None)
     most = _OPENED_BYTES if path.opener is not None and window is path.reads else _MAX_BATCH_BYTES
-    if batch is None or batch.plan.nbytes >= min(most, window.limit // 4):
-        batch = PathBatch(path)
+    if batch is None or batch.start != start or batch.plan.nbytes >= min(most, window.limit // 4):
+        batch = PathBatch(path, start)
         batches.append(batch)
     return batch
 
@@ -292,10 +309,14 @@ class Paths(list[DiskPath]):
         return 1e9
 
     def read_next(self, full: Container[DiskPath]) -> Iterator[DiskPath]:
-        """The path whose reads are furthest below its window, as long as one that is not in `full` has reads
-        waiting.
+        """The path whose reads are furthest below its window, as long as one has reads waiting that may
+        start: in `full` ones only those that have a slot.
         """
-        while ready := [path for path in self if path.waiting and path.reads.has_room and path not in full]:
+        while ready := [
+            path
+            for path in self
+            if path.reads.has_room and (path.begun or (path.waiting and path not in full))
+        ]:
             yield min(ready, key=lambda path: path.reads.in_flight / path.reads.limit)
 
     def on_each(self, work: Callable[[DiskPath], bool], done: Callable[[bool], None]) -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from kvtier.buffers import checksum, copy_many
-from kvtier.config import page_up
 from kvtier.errors import InvalidRequest
 from kvtier.io.base import CHECKSUM, GONE, SHORT, Batch
+from kvtier.store.flight import Flight
 from kvtier.store.hits import HitCopier
-from kvtier.store.landing import may_hold
+from kvtier.store.landing import place
 from kvtier.store.lease import Lease
 from kvtier.store.paths import PathBatch, batch_for
-from kvtier.store.request import Flight, LeaseRead, Prefetch, Read
+from kvtier.store.request import LeaseRead, Prefetch, Read, StreamRead
 from kvtier.store.transfer import Transfer
 from kvtier.tiers.base import NO_ROW
 from kvtier.types import Reason, Status, TierName
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from kvtier.store.core import Core
+    from kvtier.store.flight import Piece
     from kvtier.store.paths import DiskPath
+    from kvtier.store.request import Progress
     from kvtier.tiers.dram import DramTier
     from kvtier.types import BatchResult
 
@@ -61,7 +64,9 @@ class Reader:
         self._start(read, lengths, timeout)
         return transfer
 
-    def lease(self, keys: Sequence[bytes], *, timeout: float) -> Transfer[Lease]:
+    def lease(
+        self, keys: Sequence[bytes], *, timeout: float, on_progress: Progress | None = None
+    ) -> Transfer[Lease]:
         """Start a read."""
         transfer: Transfer[Lease] = Transfer()
 
@@ -69,7 +74,10 @@ class Reader:
             releases = read.releases
             return Lease(read.result(), read.views, lambda: self._release(releases), self._core.copier.submit)
 
-        self._start(LeaseRead(keys, transfer, make), None, timeout)
+        if on_progress is None:
+            self._start(LeaseRead(keys, transfer, make), None, timeout)
+        else:
+            self._start(StreamRead(keys, transfer, make, on_progress), None, timeout)
         return transfer
 
     def prefetch(self, keys: Sequence[bytes], *, timeout: float) -> Transfer[BatchResult]:
@@ -86,7 +94,9 @@ class Reader:
     def is_idle(self) -> bool:
         """Whether no read will free a slot by itself. Called with the lock held."""
         return not (
-            self._copying or self._hits.copying or any(path.reads.in_flight for path in self._core.paths)
+            self._copying
+            or self._hits.copying
+            or any(path.reads.in_flight or path.begun for path in self._core.paths)
         )
 
     def fail_waiting(self) -> None:
@@ -109,10 +119,11 @@ class Reader:
         """In a forked child: start nothing any more."""
         for path in self._core.paths:
             path.waiting.clear()
+            path.begun.clear()
             path.dropped.clear()
 
     def _waiting(self) -> Iterator[Flight]:
-        return chain.from_iterable(chain(path.waiting, path.dropped) for path in self._core.paths)
+        return chain.from_iterable(chain(path.waiting, path.begun, path.dropped) for path in self._core.paths)
 
     def _start(self, read: Read, lengths: list[int] | None, timeout: float) -> None:
         core = self._core
@@ -133,9 +144,12 @@ class Reader:
             for path in core.paths:
                 path.tier.touch_prefix(read.keys)
             if isinstance(read, LeaseRead):
+                index = core.dram.index
                 for i, row in hits:
-                    self._grant(read, i, core.dram, core.dram.index.offset[row], core.dram.index.nbytes[row],
-                                TierName.DRAM, partial(core.dram.index.unpin, row))  # fmt: skip
+                    self._show(
+                        read, i, core.dram, index.offset[row], index.nbytes[row], partial(index.unpin, row)
+                    )
+                    self._close([(read, i)], Status.HIT, Reason.NONE, index.nbytes[row], TierName.DRAM)
             elif hits:
                 self._hits.start(read, hits)
             if not read.is_done:
@@ -183,6 +197,8 @@ class Reader:
             path.tier.index.pin(row)
             path.tier.index.lifetimes.use((row,))
             flight = self._flights[key] = Flight(key, path, row)
+            if isinstance(read, StreamRead):
+                flight.cut()
             path.waiting.append(flight)
         flight.waiters.append((read, i))
         return None
@@ -190,21 +206,24 @@ class Reader:
     def pump(self) -> None:
         """Start as many waiting flights as the windows and the free slots allow."""
         core = self._core
-        if not any(path.waiting or path.dropped for path in core.paths):
+        if not any(path.waiting or path.begun or path.dropped for path in core.paths):
             return
-        batches: list[PathBatch[Flight]] = []
+        batches: list[PathBatch[Piece]] = []
         refused: list[tuple[Read, int]] = []
         with core.lock:
             now = time.monotonic()
             for path in core.paths:
                 refused += self._drop(path)
+                self._abandon([flight for flight in path.begun if not flight.open_waiters()])
             skipped: list[Flight] = []
             full: set[DiskPath] = set()
             for path in core.paths.read_next(full):
-                flight = path.waiting.popleft()
+                flight = path.next_read(may_begin=path not in full)
                 waiters = flight.open_waiters()
-                if waiters and self._place(flight, *waiters[0]):
+                if flight.next or (waiters and place(core, flight, *waiters[0])):
                     self._add(batches, flight, now)
+                    if not flight.is_asked_for:
+                        path.begun.append(flight)
                 elif waiters and not self._will_be_stuck():
                     skipped.append(flight)
                     if not flight.is_leased():
@@ -232,72 +251,62 @@ class Reader:
             waiters = flight.open_waiters()
             self._close(waiters, Status.FAILED, Reason.TIER_DOWN)
             failed += waiters
-            self._leave(flight)
+            if flight.next:
+                self._abandon([flight])
+            else:
+                self._leave(flight)
         return failed
+
+    def _abandon(self, flights: Sequence[Flight]) -> None:
+        """Read no more of flights that have a slot: it is free once the kernel is done with it."""
+        for flight in flights:
+            self._give_up(flight)
+            if not (flight.reading or flight.has_left):
+                self._leave(flight)
+                flight.put_down()
+                self._core.changed.notify_all()
+
+    def _give_up(self, flight: Flight) -> None:
+        """Ask for no more pieces of a flight, and let nobody join it."""
+        with contextlib.suppress(ValueError):
+            flight.path.begun.remove(flight)
+        flight.give_up()
+        self._shut(flight)
+
+    def _shut(self, flight: Flight) -> None:
+        """Nobody joins this flight any more."""
+        if self._flights.get(flight.key) is flight:
+            del self._flights[flight.key]
 
     def _will_be_stuck(self) -> bool:
         """Whether nothing that is under way will free a slot."""
         return self.is_idle() and self._core.writes_are_idle()
 
-    def _place(self, flight: Flight, read: Read, i: int) -> bool:
-        """Give a flight all the memory it needs; False, and none of it, if that is not free now."""
-        landing = self._core.landing
-        scratch = landing.reserve(flight.stored_bytes) if flight.codec else None
-        if flight.codec and scratch is None:
-            return False
-        if not self._find_place(flight, read, i):
-            if scratch is not None:
-                landing.release(scratch)
-            return False
-        if scratch is not None:
-            flight.scratch = (landing, scratch)
-        return True
-
-    def _find_place(self, flight: Flight, read: Read, i: int) -> bool:
-        """A lent target, a slot among the cached chunks, or one to land in; False if none is free."""
-        if read.lend:
-            flight.address, flight.lender = read.targets[i], read
-            read.lent += 1
-            return True
-        core, size = self._core, page_up(flight.nbytes)
-        kinds = {type(waiter) for waiter, _ in flight.waiters}
-        # Leases would starve the reads, unless there is nothing else to lease.
-        may_land = Prefetch not in kinds and not (LeaseRead in kinds and core.dram.capacity)
-        share = core.dram.share(size)
-        fits = core.dram.fits(1.0 - read.dram_left, share, flight.owner)
-        for tier, allowed in ((core.dram, fits), (core.landing, may_land)):
-            offset = tier.reserve(size, flight.owner) if allowed else None
-            if offset is not None and tier is core.landing and not may_hold(core, flight.path, size):
-                tier.release(offset)
-            elif offset is not None:
-                read.dram_left -= share if tier is core.dram else 0.0
-                flight.tier, flight.offset, flight.address = tier, offset, tier.address(offset)
-                return True
-        return False
-
-    def _add(self, batches: list[PathBatch[Flight]], flight: Flight, now: float) -> None:
-        path = flight.path
-        batch = batch_for(batches, path, path.reads)
-        path.tier.plan_read(batch.plan, flight.row, flight.read_address)
-        batch.chunks.append(flight)
-        path.reads.enter(flight.stored_bytes, now)
+    def _add(self, batches: list[PathBatch[Piece]], flight: Flight, now: float) -> None:
+        path, piece = flight.path, flight.pieces[flight.next]
+        batch = batch_for(batches, path, path.reads, piece.start)
+        address = flight.read_address + piece.start
+        path.tier.plan_read(batch.plan, flight.row, address, start=piece.start, nbytes=piece.nbytes)
+        batch.chunks.append(piece)
+        path.reads.enter(piece.nbytes, now)
+        flight.next += 1
+        flight.reading += 1
         self._in_kernel.add(flight)
 
     def _leave(self, flight: Flight) -> None:
         """Nobody joins this flight any more, and its chunk on disk is free to go."""
-        if self._flights.get(flight.key) is flight:
-            del self._flights[flight.key]
+        self._shut(flight)
+        flight.has_left = True
         self._in_kernel.discard(flight)
         flight.path.tier.index.unpin(flight.row)
 
     def _on_done(self, done: Batch) -> None:
-        """Settle a batch of flights: on a thread of the engine."""
-        batch: PathBatch[Flight] = done.context
-        path, plan, flights = batch.path, batch.plan, batch.chunks
-        outcomes = [
-            outcome or flight.decode()
-            for flight, outcome in zip(flights, path.tier.read_outcomes(plan, done), strict=True)
-        ]
+        """Settle a batch of pieces, and the flights that end with it: on a thread of the engine."""
+        batch: PathBatch[Piece] = done.context
+        path, plan = batch.path, batch.plan
+        outcomes = path.tier.read_outcomes(plan, done)
+        flights = self._arrive(batch, outcomes)
+        undecoded = {flight: outcome for flight in flights if (outcome := flight.decode())}
         if self._core.config.signs_dram:
             for flight in flights:
                 if flight.tier is self._core.dram:
@@ -306,14 +315,15 @@ class Reader:
         with self._core.lock:
             self._copying += len(flights)
             now = time.monotonic()
-            path.reads.leave(plan.nbytes, now, busy=bool(path.waiting), chunks=len(flights))
+            is_busy = bool(path.waiting or path.begun)
+            path.reads.leave(plan.nbytes, now, busy=is_busy, chunks=len(batch.chunks))
             path.learn(outcomes, now)
             self._core.counters["disk.bytes_read"] += plan.nbytes
-            for flight, outcome in zip(flights, outcomes, strict=True):
+            for flight in flights:
                 flight.drop_scratch()
-                if outcome:
-                    self._reject(flight, outcome)
-                else:
+                if flight in undecoded:
+                    self._reject(flight, undecoded[flight])
+                elif flight.is_whole and not flight.failure:
                     copies += self._land(flight)
                 self._leave(flight)
         away = [copy for copy in copies if copy[1].targets[copy[2]] != copy[0].address]
@@ -332,13 +342,42 @@ class Reader:
                     flight.lender.lent -= 1
             self._copying -= len(flights)
             self._core.changed.notify_all()
-            reads = {read: None for flight in flights for read, _ in flight.waiters}
+            reads = {read: None for piece in batch.chunks for read, _ in piece.flight.waiters}
             for read in reads:
                 if read.is_done:  # batches ended in any order: the head is to outlive the tail
                     for tier in self._core.tiers:
                         tier.touch_prefix(read.keys)
         self._finish(reads)
         self._core.pump()
+
+    def _arrive(self, batch: PathBatch[Piece], outcomes: list[int]) -> list[Flight]:
+        """Take in what became of pieces, and tell those who follow them. The flights that end."""
+        ended: list[Flight] = []
+        reads: dict[Read, None] = {}
+        with self._core.lock:
+            for piece, outcome in zip(batch.chunks, outcomes, strict=True):
+                flight = piece.flight
+                flight.reading -= 1
+                if not outcome:
+                    flight.arrive(piece)
+                elif not flight.failure:
+                    flight.failure = outcome
+                    self._reject(flight, outcome)
+                    self._give_up(flight)
+                if not flight.failure:
+                    self._note(flight)
+                if not flight.reading and flight.is_asked_for:
+                    ended.append(flight)
+                reads.update((read, None) for read, _ in flight.waiters if isinstance(read, StreamRead))
+        self._tell(reads)
+        return ended
+
+    def _note(self, flight: Flight) -> None:
+        """Have those who follow a flight told how much of it is there, and let them look at it."""
+        for read, i in flight.open_waiters():
+            if isinstance(read, StreamRead) and flight.tier is not None and flight.there:
+                self._hold(read, i, flight)
+                read.note(i, flight.there)
 
     def _reject(self, flight: Flight, outcome: int) -> None:
         """A flight that brought no good bytes: forget the chunk, or keep it if the device may recover."""
@@ -366,22 +405,25 @@ class Reader:
                 copies.append((flight, read, i))
                 read.copying.add(i)
             elif flight.tier is not None:
-                flight.users += 1
-                self._grant(
-                    read, i, flight.tier, flight.offset, flight.nbytes, TierName.DISK, flight.put_down
-                )
+                self._hold(read, i, flight)
+                self._close([(read, i)], Status.HIT, Reason.NONE, flight.nbytes, TierName.DISK)
             else:  # it joined a loan, whose memory is not ours to lease
                 self._close([(read, i)], Status.REFUSED, Reason.NO_SPACE)
         return copies
 
-    def _grant(
+    def _hold(self, read: LeaseRead, i: int, flight: Flight) -> None:
+        """Let a lease see the slot of a flight, and keep it from being used anew."""
+        if read.views[i] is None and flight.tier is not None:
+            flight.users += 1
+            self._show(read, i, flight.tier, flight.offset, flight.nbytes, flight.put_down)
+
+    def _show(
         self,
         read: LeaseRead,
         i: int,
         slot_tier: DramTier,
         offset: int,
         nbytes: int,
-        source: TierName,
         release: Callable[[], None],
     ) -> None:
         """Give a lease the read-only view of a slot, and `release` to call with the lock held."""
@@ -389,7 +431,6 @@ class Reader:
         view.flags.writeable = False
         read.views[i] = view
         read.releases.append(release)
-        self._close([(read, i)], Status.HIT, Reason.NONE, nbytes, source)
 
     def _release(self, releases: list[Callable[[], None]]) -> None:
         with self._core.lock:
@@ -433,7 +474,14 @@ class Reader:
         with self._core.lock:
             done = [read for read in reads if read.claim()]
             released = [read for read in reads if read.is_done and not read.lent]
+        self._tell(reads)
         for read in released:
             read.transfer._set_released()
         for read in done:
             read.resolve()
+
+    def _tell(self, reads: Iterable[Read]) -> None:
+        """Tell those who follow a read what is new."""
+        for read in reads:
+            if isinstance(read, StreamRead):
+                read.tell(self._core.lock)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
-from typing import TYPE_CHECKING, Any
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from kvtier.codec import codec_obstacle, decode
-from kvtier.io.base import CHECKSUM
-from kvtier.tiers.base import NO_ROW
 from kvtier.types import BatchResult, Reason, Status, TierName
 
 if TYPE_CHECKING:
@@ -19,11 +16,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvtier.store.clock import Alarm
-    from kvtier.store.paths import DiskPath
     from kvtier.store.transfer import Transfer
-    from kvtier.tiers.dram import DramTier
 
+_log = logging.getLogger(__name__)
 _OPEN = -1
+
+Progress: TypeAlias = "Callable[[int, npt.NDArray[np.uint8] | None, int], object]"
+"""Told of the first bytes of chunks; see `Store.read`."""
 
 
 class Request:
@@ -144,95 +143,59 @@ class Prefetch(LeaseRead):
     __slots__ = ()
 
 
-class Flight:
-    """One chunk on its way from disk to memory, who waits for it, and then the slot it landed in."""
+class StreamRead(LeaseRead):
+    """A read that is told, ahead of its outcome, how many of the first bytes of each chunk are there."""
 
-    __slots__ = (
-        "address",
-        "checksum",
-        "codec",
-        "dram_row",
-        "expires_at",
-        "key",
-        "lender",
-        "nbytes",
-        "offset",
-        "owner",
-        "path",
-        "row",
-        "scratch",
-        "stored_at",
-        "stored_bytes",
-        "tier",
-        "users",
-        "waiters",
-    )
+    __slots__ = ("_has_outcome", "_news", "_tell", "_telling")
 
-    def __init__(self, key: bytes, path: DiskPath, row: int) -> None:
-        self.key = key
-        self.path = path
-        self.row = row  # in that path's tier, pinned until it has landed
-        self.nbytes = path.tier.index.nbytes[row]
-        self.stored_bytes = path.tier.index.stored_bytes[row]
-        self.codec = path.tier.index.codec[row]
-        self.owner = path.tier.index.owner[row]
-        self.stored_at = path.tier.index.stored_at[row]
-        self.expires_at = path.tier.index.expires_at[row]
-        self.waiters: list[tuple[Read, int]] = []
-        self.lender: Read | None = None  # whose target it is read into, instead of a slot
-        self.tier: DramTier | None = None
-        self.offset = 0
-        self.address = 0  # of the payload
-        self.scratch: tuple[DramTier, int] | None = None  # slot that its encoded form is read into
-        self.dram_row = NO_ROW  # once it is cached
-        self.checksum: int | None = None  # of the payload, if DRAM is checked
-        self.users = 1  # the read itself, and leases
+    def __init__(
+        self,
+        keys: Sequence[bytes],
+        transfer: Transfer[Any],
+        make: Callable[[LeaseRead], object],
+        tell: Progress,
+    ) -> None:
+        super().__init__(keys, transfer, make)
+        self._news: list[tuple[int, int]] = []
+        self._tell = tell
+        self._telling = threading.RLock()  # whoever is told may cancel the read
+        self._has_outcome = False
 
-    @property
-    def read_address(self) -> int:
-        """Where the stored bytes are read to."""
-        if self.scratch is None:
-            return self.address
-        tier, offset = self.scratch
-        return tier.address(offset)
+    def note(self, i: int, nbytes: int) -> None:
+        """So many of the first bytes of item `i` are there."""
+        self._news.append((i, nbytes))
 
-    def decode(self) -> int:
-        """Turn the stored bytes into the payload: 0, or a result as of an operation that failed."""
-        if self.scratch is None:
-            return 0
-        if codec_obstacle(self.codec):
-            return errno.ENOSYS
-        tier, offset = self.scratch
-        if self.tier is not None:  # a slot, whose bytes behind the payload may go to disk again
-            self.tier.address_to_fill(self.offset, self.nbytes)
-        payload = np.ctypeslib.as_array((ctypes.c_uint8 * self.nbytes).from_address(self.address))
-        return 0 if decode(self.codec, tier.view(offset, self.stored_bytes), payload) else CHECKSUM
+    def close(
+        self,
+        i: int,
+        status: Status,
+        reason: Reason = Reason.NONE,
+        nbytes: int = 0,
+        tier: TierName = TierName.NONE,
+    ) -> None:
+        """Give the open item `i` its outcome, which is news."""
+        super().close(i, status, reason, nbytes, tier)
+        self._news.append((i, nbytes if status == Status.HIT else -1))
 
-    def drop_scratch(self) -> None:
-        """Let go of the slot that held the encoded form."""
-        if self.scratch is not None:
-            tier, offset = self.scratch
-            tier.release(offset)
-            self.scratch = None
+    def tell(self, lock: threading.Lock) -> None:
+        """Tell what is new. Without `lock`, the store's."""
+        with self._telling:
+            with lock:
+                news, self._news = self._news, []
+            for i, nbytes in news:
+                if self._has_outcome:
+                    return
+                try:
+                    self._tell(i, self.views[i] if nbytes >= 0 else None, nbytes)
+                except Exception:
+                    _log.exception("on_progress of a read failed")
 
-    def is_over(self) -> bool:
-        """Whether its chunk was deleted, or expired: those who wait are served, nobody joins them."""
-        index = self.path.tier.index
-        return index.is_gone(self.row) or index.is_expired(self.row)
-
-    def open_waiters(self) -> list[tuple[Read, int]]:
-        """Those that still want it."""
-        return [(read, i) for read, i in self.waiters if read.is_open(i)]
-
-    def is_leased(self) -> bool:
-        """Whether somebody wants a view of it, so that not every slot will do."""
-        return any(isinstance(read, LeaseRead) for read, _ in self.open_waiters())
-
-    def put_down(self) -> None:
-        """One user less; after the last one the slot is free, or no longer pinned in the cache."""
-        self.users -= 1
-        if self.users == 0 and self.tier is not None:
-            if self.dram_row != NO_ROW:
-                self.tier.index.unpin(self.dram_row)
-            else:
-                self.tier.release(self.offset)
+    def outcome(self) -> Any:
+        """The lease. Whoever gets it may release it: nothing is told any more."""
+        with self._telling:
+            self._has_outcome = True
+        self.views = [
+            view if status == Status.HIT else None
+            for view, status in zip(self.views, self.status, strict=True)
+        ]
+        return super().outcome()

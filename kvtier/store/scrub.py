@@ -209,7 +209,7 @@ class DiskWalk:
 
     def _is_busy(self) -> bool:
         path = self._path
-        under_way = path.waiting or path.reads.in_flight or path.writes.in_flight
+        under_way = path.waiting or path.begun or path.reads.in_flight or path.writes.in_flight
         return bool(under_way) or not self._scrubber.core.writes_are_idle()
 
     def _plan(self, plan: Plan, row: int, start: int, nbytes: int) -> None:

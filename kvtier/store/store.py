@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kvtier.config import StoreConfig
     from kvtier.settings import Source
     from kvtier.store.lease import Lease
+    from kvtier.store.request import Progress
     from kvtier.types import OwnerUsage
 
 
@@ -114,14 +115,28 @@ class Store:
         seconds = _check_timeout(timeout, self.config.get_timeout)
         return self._reader.get(keys, addresses, lengths, _kept(into), timeout=seconds, lend=lend)
 
-    def read(self, keys: Sequence[ChunkKey], *, timeout: float | None = None) -> Transfer[Lease]:
+    def read(
+        self,
+        keys: Sequence[ChunkKey],
+        *,
+        timeout: float | None = None,
+        on_progress: Progress | None = None,
+    ) -> Transfer[Lease]:
         """Lease read-only views of the chunks' slots in DRAM, reading them from disk first if need be.
 
         The views belong to the store and are valid until `Lease.release`. If DRAM has no room for
         all of them, the head is leased and the tail is REFUSED with `no_space`.
+
+        With `on_progress` the disk reads all chunks side by side, from front to back, rather than one after
+        the other; in operations of 1 to 4 MiB, of whole parts. Until the transfer is done,
+        `on_progress(i, view, nbytes)` is called on threads of the store, so be brief: the first `nbytes`
+        bytes of `keys[i]` are in `view`, checked. More of them with each call, all of them at a HIT; None
+        and -1 once they will not come. What was shown stays until the lease that the transfer brings is
+        released, whatever the outcome. Encoded chunks, and those of kind "files", come as a whole.
         """
         keys = _checked(keys)
-        return self._reader.lease(keys, timeout=_check_timeout(timeout, self.config.get_timeout))
+        seconds = _check_timeout(timeout, self.config.get_timeout)
+        return self._reader.lease(keys, timeout=seconds, on_progress=on_progress)
 
     def prefetch(self, keys: Sequence[ChunkKey], *, timeout: float | None = None) -> Transfer[BatchResult]:
         """Bring chunks into DRAM ahead of a get; HIT per key that is there when the transfer is done.

@@ -59,6 +59,11 @@ class DiskTier(Tier):
     """Held from a `commit` until its chunks are in the index: whoever deletes one of them waits with that."""
 
     @property
+    def part_bytes(self) -> int:
+        """Bytes of a chunk that can be read and checked by themselves; 0 where only all of it can."""
+        return 0
+
+    @property
     def waits_for_others(self) -> bool:
         """Whether it is another process, and not the device, that keeps it from going on."""
         return False
@@ -101,8 +106,12 @@ class DiskTier(Tier):
         """An empty plan, for reads alone or for writes alone."""
 
     @abstractmethod
-    def plan_read(self, plan: Plan, row: int, address: int) -> None:
-        """Add the read of a pinned chunk's stored bytes to `address`."""
+    def plan_read(
+        self, plan: Plan, row: int, address: int, *, start: int = 0, nbytes: int | None = None
+    ) -> None:
+        """Add the read of a pinned chunk's stored bytes to `address`: all, or `nbytes` from `start` on, which
+        are whole parts of `part_bytes`, but for the last.
+        """
 
     @abstractmethod
     def plan_write(self, plan: Plan, write: Write, address: int) -> None:

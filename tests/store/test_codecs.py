@@ -176,7 +176,7 @@ def test_without_the_codec_chunks_are_kept_for_a_store_that_has_it(
     store = open_store(dram=0)
     store.put(keys(4), smooth_chunks(4), codec="lz4", until="disk").result(20)
     with monkeypatch.context() as patch:
-        patch.setattr("kvtier.store.request.codec_obstacle", lambda codec: "lz4 is missing")
+        patch.setattr("kvtier.store.flight.codec_obstacle", lambda codec: "lz4 is missing")
         result, _ = got(store, keys(4))
         assert result.reason.tolist() == [kvtier.Reason.IO_ERROR] * 4
         assert store.match(keys(4)) == 0, "what cannot be read does not count"

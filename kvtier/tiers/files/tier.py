@@ -170,9 +170,12 @@ class FilesTier(DiskTier):
         assert self._ledger.header is not None
         return FilePlan(self._ledger.header.part_bytes)
 
-    def plan_read(self, plan: Plan, row: int, address: int) -> None:
-        """Add the read of a pinned chunk's stored bytes to `address`."""
+    def plan_read(
+        self, plan: Plan, row: int, address: int, *, start: int = 0, nbytes: int | None = None
+    ) -> None:
+        """Add the read of a pinned chunk's stored bytes to `address`: all of them."""
         assert isinstance(plan, FilePlan)
+        assert start == 0
         plan.add_read(self._catalog.file(row), address)
 
     def plan_write(self, plan: Plan, write: Write, address: int) -> None:

@@ -216,6 +216,11 @@ class SlabTier(DiskTier):
             self.index.reserved_for(offset), self.index.expiry.now(), expires_at,
         )  # fmt: skip
 
+    @property
+    def part_bytes(self) -> int:
+        """Bytes that a checksum is for; see DiskTier.part_bytes."""
+        return self._header.part_bytes
+
     def plan(self) -> Plan:
         """An empty plan for this slab's file."""
         return Plan(fd=self._file.fd, part_bytes=self._header.part_bytes)
@@ -223,7 +228,7 @@ class SlabTier(DiskTier):
     def plan_read(
         self, plan: Plan, row: int, address: int, *, start: int = 0, nbytes: int | None = None
     ) -> None:
-        """Add the read of a pinned chunk's stored bytes to `address`: all, or `nbytes` of whole parts."""
+        """Add a read; see DiskTier.plan_read."""
         index = self.index
         offset = index.offset[row]
         extent, rest = divmod(offset, self._header.extent_bytes)
