@@ -2,8 +2,8 @@
 
 from kvtier.connector.connector import Connector
 from kvtier.connector.economy import Economy
-from kvtier.connector.load import LoadResult
+from kvtier.connector.load import LoadResult, LoadTransfer
 from kvtier.connector.request import Request
 from kvtier.connector.shared import SharedStore, shared_store
 
-__all__ = ["Connector", "Economy", "LoadResult", "Request", "SharedStore", "shared_store"]
+__all__ = ["Connector", "Economy", "LoadResult", "LoadTransfer", "Request", "SharedStore", "shared_store"]

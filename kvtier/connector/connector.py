@@ -9,13 +9,15 @@ import time
 import weakref
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from kvtier.codec import parse_codec
 from kvtier.connector.blocks import BlockMap
-from kvtier.connector.load import Load, LoadResult
+from kvtier.connector.layers import LayerLoad
+from kvtier.connector.load import Load, LoadTransfer
 from kvtier.connector.mover import Mover
 from kvtier.connector.operation import Means, Operation
 from kvtier.connector.request import HashKeys, Pin, Request, TokenKeys
@@ -230,7 +232,8 @@ class Connector:
         end: int,
         *,
         timeout: float | None = None,
-    ) -> Transfer[LoadResult]:
+        by_layer: bool = False,
+    ) -> LoadTransfer:
         """Fill the blocks of the tokens from `start` to `end` from the store. Returns at once.
 
         Nothing else may write to those blocks until the transfer is `released`, which comes no later
@@ -238,6 +241,11 @@ class Connector:
         copy under way, after which the transfer is `released`. A chunk that cannot be had ends the
         load: those behind it that were not asked for yet are FAILED with `cancelled`. After `timeout`
         seconds (default the store's `get_timeout`) what is not there is FAILED with `deadline`.
+
+        `by_layer` is for engines that compute while it loads: the first layers of all chunks are read and
+        copied first, then the next, and `wait_layer` waits for one. Read what that promises. It gives up
+        what the order chunk by chunk is good for: at a deadline, or in a cancel, no chunk may be whole. And
+        it holds slots for all chunks; of more than half of what there are, it goes chunk by chunk.
 
         Raises InvalidRequest for a range that is not whole blocks with known keys, and a table that does
         not cover it, or names a block twice or one that there is not.
@@ -251,9 +259,18 @@ class Connector:
         def copy(slots: Sequence[npt.NDArray[np.uint8]], blocks: npt.NDArray[np.int64]) -> None:
             self._copier.scatter(slots, blocks, mark)
 
+        steps = self.kv.layer_steps
+        each = len(self.kv.regions) // steps
+
+        def copy_layers(
+            slots: Sequence[npt.NDArray[np.uint8]], blocks: npt.NDArray[np.int64], layers: range
+        ) -> None:
+            self._copier.scatter(slots, blocks, mark, range(layers.start * each, layers.stop * each))
+
+        make = partial(LayerLoad, layers=steps, copy_layers=copy_layers) if by_layer else Load
         pin = request.take_pin() or Pin(self._store, keys)
         try:
-            load = Load(
+            load = make(
                 self._means,
                 keys,
                 table,

@@ -13,17 +13,17 @@ from kvtier.connector.operation import Operation, log
 from kvtier.connector.request import touch
 from kvtier.device import NO_BLOCK
 from kvtier.errors import InvalidRequest, StoreClosed
+from kvtier.store.transfer import Transfer
 from kvtier.types import Reason, Status, TierName
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
     from kvtier.connector.operation import Copy, Means
     from kvtier.connector.request import Pin
     from kvtier.store.lease import Lease
-    from kvtier.store.transfer import Transfer
     from kvtier.types import BatchResult, ChunkKey
 
 READ_AHEAD = 64 << 20
@@ -50,10 +50,40 @@ class LoadResult:
     """Of `tokens`, how many came from each tier; all of them are named, also those that brought none."""
 
 
+class LoadTransfer(Transfer[LoadResult]):
+    """A started load."""
+
+    def __init__(self, wait: Callable[[int, float | None], int]) -> None:
+        super().__init__()
+        self._wait: Callable[[int, float | None], int] | None = wait
+
+    def wait_layer(self, layer: int, timeout: float | None = None) -> int:
+        """Wait until layer `layer`, counted from 0, is in the engine's blocks, and all before it are.
+
+        Returns of how many tokens, from the load's `start` on, they hold exactly what was saved. **That can
+        be less than it was for a layer before**: a chunk whose last layers cannot be had is lost, and all
+        behind it, whatever of it was used already. What was computed on the strength of the larger number is
+        void then; do it again with what `result` has, `tokens` and `invalid_blocks`. Never is it more. So
+        results of a step are good once the number for its last layer is the one that the step began with.
+
+        Comes no later than the load's deadline, and at once when the load is cancelled. It waits for the end
+        of a load that is not `by_layer`, and where a block holds all layers.
+
+        Raises TimeoutError after `timeout` seconds.
+        """
+        wait = self._wait
+        return self.result(timeout).tokens if wait is None else wait(layer, timeout)
+
+    def _finish(self, outcome: LoadResult) -> None:
+        super()._finish(outcome)
+        self._wait = None  # it refers to the load, and that to this
+
+
 class Load(Operation):
     """Reads go to the store's slots, never to blocks: so no device can hold up a cancelled load."""
 
     name = "load"
+    transfer: LoadTransfer
 
     def __init__(
         self,
@@ -93,6 +123,14 @@ class Load(Operation):
                 self._in_flight += room
             self._read(items)
 
+    def make_transfer(self) -> LoadTransfer:
+        """With waits for layers."""
+        return LoadTransfer(self.wait_layer)
+
+    def wait_layer(self, layer: int, timeout: float | None) -> int:
+        """See LoadTransfer.wait_layer."""
+        return int(self.transfer.result(timeout).tokens)
+
     def stop(self, reason: Reason) -> bool:
         """As any operation; and what waits for a device is not read any more."""
         stopped = super().stop(reason)
@@ -116,15 +154,19 @@ class Load(Operation):
         """Tokens, and blocks that are not to be used."""
         start, end = self._span
         chunks = self.result()
-        reached = (len(self._head) + chunks.prefix) * self._chunk_tokens
-        tokens = min(max(reached, start), end) - start
         missing = self.table[chunks.status != Status.HIT]
         edges = (len(self._head) + np.arange(chunks.prefix + 1)) * self._chunk_tokens
         counts = np.bincount(
             chunks.tier[: chunks.prefix], np.diff(edges.clip(start, end)), minlength=len(TierName)
         )
         by_tier = {tier: int(counts[tier]) for tier in TierName if tier}
+        tokens = self._tokens(chunks.prefix)
         return LoadResult(tokens, missing[missing != NO_BLOCK], chunks, by_tier)
+
+    def _tokens(self, chunks: int) -> int:
+        """Of the tokens that are wanted, those that so many chunks bring."""
+        start, end = self._span
+        return min(max((len(self._head) + chunks) * self._chunk_tokens, start), end) - start
 
     def _read(self, items: range) -> None:
         left = self.deadline - time.monotonic()

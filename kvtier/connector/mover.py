@@ -75,19 +75,32 @@ class Inline:
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._is_over = False
 
     def submit(self, call: Callable[[], object], *, urgent: bool = False) -> None:
         """Have `run` make that call."""
         self._calls.put(call)
 
-    def run(self, operation: Operation) -> Any:
-        """Do all of it; what its transfer resolves to."""
+    def begin(self, operation: Operation) -> None:
+        """Begin with it; `work` goes on."""
         operation.transfer.add_done_callback(lambda _: self._calls.put(None))
         operation.settle()  # if there is nothing to do
-        try:
-            operation.run()
-            while (call := self._calls.get()) is not None:
+        operation.run()
+
+    def work(self, is_enough: Callable[[], bool]) -> None:
+        """Make calls until that is so, or all is done."""
+        while not (self._is_over or is_enough()):
+            call = self._calls.get()
+            if call is None:
+                self._is_over = True
+            else:
                 call()
+
+    def run(self, operation: Operation) -> Any:
+        """Do all of it; what its transfer resolves to."""
+        try:
+            self.begin(operation)
+            self.work(lambda: False)
         finally:
             operation.stop(Reason.CANCELLED)
         return operation.transfer.result()

@@ -62,7 +62,7 @@ class Operation(ABC):
         self.begun_at = time.monotonic()
         self.deadline = self.begun_at + timeout
         self.lock = threading.Lock()
-        self.transfer: Transfer[Any] = Transfer()
+        self.transfer: Transfer[Any] = self.make_transfer()
         self.transfer._on_cancel = lambda: self.stop(Reason.CANCELLED)
         self.status = np.full(len(keys), _OPEN, np.int8)
         self.reason = np.zeros(len(keys), np.int8)
@@ -76,6 +76,10 @@ class Operation(ABC):
     @abstractmethod
     def run(self) -> None:
         """Begin, or go on. On the mover's thread."""
+
+    def make_transfer(self) -> Transfer[Any]:
+        """What the engine gets."""
+        return Transfer()
 
     @abstractmethod
     def outcome(self) -> Any:

@@ -27,8 +27,14 @@ class Copier(Protocol):
         """Blocks to chunks, once what `after` marks is done."""
         ...
 
-    def scatter(self, source: Buffers, block_table: npt.NDArray[Any], after: object = None) -> None:
-        """Chunks to blocks, once what `after` marks is done."""
+    def scatter(
+        self,
+        source: Buffers,
+        block_table: npt.NDArray[Any],
+        after: object = None,
+        regions: range | None = None,
+    ) -> None:
+        """Chunks to blocks, all of their regions or some, once what `after` marks is done."""
         ...
 
 

@@ -116,6 +116,13 @@ class EngineKV:
             device=memory.device,
         )
 
+    @property
+    def layer_steps(self) -> int:
+        """Into how many equal ranges, in the order of the layers, the regions fall: as many as there are
+        layers, or 1 if a block holds all of them.
+        """
+        return self.layers if self.order.startswith("layer") else 1
+
     def paged(self) -> PagedKV:
         """The same as addresses, of tensors in host memory."""
         bases = [_address(region.tensor) + region.offset for region in self.regions]

@@ -48,25 +48,34 @@ class HostCopier:
         table = self._paged.checked_table(block_table, distinct=False)
         chunks = self._chunks(table, into, name="into", writable=True)
         if (core := _native.core) is not None:
-            for paged, packed, lengths in self._segments(table, chunks):
+            for paged, packed, lengths in self._segments(table, chunks, self._paged.checked_regions(None)):
                 core.copy_many(paged, packed, lengths)
             return
-        for ids, region, part in self._pieces(table, chunks):
+        for ids, region, part in self._pieces(table, chunks, self._paged.checked_regions(None)):
             np.take(region, ids, axis=0, out=part, mode="clip")  # checked above; "raise" would copy twice
 
-    def scatter(self, source: Buffers, block_table: npt.NDArray[Any], after: object = None) -> None:
+    def scatter(
+        self,
+        source: Buffers,
+        block_table: npt.NDArray[Any],
+        after: object = None,
+        regions: range | None = None,
+    ) -> None:
         """Copy each chunk of `source` into the blocks of the same row of `block_table`.
 
         The reverse of `gather`, with the same shapes. No block may be named twice; -1 leaves that part of
-        the chunk out. Raises InvalidRequest, before anything is copied, for ids or buffers that do not fit.
+        the chunk out. With `regions`, of step 1, the others are left alone, and what the chunks hold of them
+        is not looked at. Raises InvalidRequest, before anything is copied, for ids, buffers or regions that
+        do not fit.
         """
         table = self._paged.checked_table(block_table, distinct=True)
         chunks = self._chunks(table, source, name="source", writable=False)
+        wanted_regions = self._paged.checked_regions(regions)
         if (core := _native.core) is not None:
-            for paged, packed, lengths in self._segments(table, chunks):
+            for paged, packed, lengths in self._segments(table, chunks, wanted_regions):
                 core.copy_many(packed, paged, lengths)
             return
-        for ids, region, part in self._pieces(table, chunks):
+        for ids, region, part in self._pieces(table, chunks, wanted_regions):
             wanted = ids != NO_BLOCK
             region[ids[wanted]] = part[wanted]
 
@@ -87,21 +96,22 @@ class HostCopier:
         return np.array(addresses, np.uint64)
 
     def _segments(
-        self, table: npt.NDArray[np.int64], chunks: npt.NDArray[np.uint64]
+        self, table: npt.NDArray[np.int64], chunks: npt.NDArray[np.uint64], regions: range
     ) -> Iterator[tuple[npt.NDArray[np.uint64], ...]]:
         """`PagedKV.segments` of some whole chunks at a time: addresses of all would take longer to make."""
-        step = max(1, _SEGMENTS // (len(self._paged.bases) * table.shape[1]))
+        step = max(1, _SEGMENTS // max(1, len(regions) * table.shape[1]))
         for start in range(0, len(table), step):
-            yield self._paged.segments(table[start : start + step], chunks[start : start + step])
+            yield self._paged.segments(table[start : start + step], chunks[start : start + step], regions)
 
     def _pieces(
-        self, table: npt.NDArray[np.int64], chunks: npt.NDArray[np.uint64]
+        self, table: npt.NDArray[np.int64], chunks: npt.NDArray[np.uint64], regions: range
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
-        """Of every chunk and region: the ids, the region's blocks, and their place in the chunk."""
+        """Of every chunk and wanted region: the ids, the region's blocks, and their place in the chunk."""
         paged, per_chunk = self._paged, table.shape[1]
         part_bytes = per_chunk * paged.block_bytes
         for ids, chunk in zip(table, chunks.tolist(), strict=True):
-            for r, base in enumerate(paged.bases.tolist()):
+            for r in regions:
+                base = int(paged.bases[r])
                 region = _blocks(base, paged.blocks, paged.block_bytes, paged.stride_bytes)
                 part = _blocks(chunk + r * part_bytes, per_chunk, paged.block_bytes, paged.block_bytes)
                 yield ids, region, part

@@ -93,21 +93,33 @@ class PagedKV:
             raise InvalidRequest("block_table names a block twice: each can take the bytes of one chunk only")
         return table.astype(np.int64, copy=False)
 
+    def checked_regions(self, regions: range | None) -> range:
+        """The regions that are wanted, all for None. Raises InvalidRequest for others than there are."""
+        count = len(self.bases)
+        if regions is None:
+            return range(count)
+        if regions.step != 1 or not 0 <= regions.start <= regions.stop <= count:
+            raise InvalidRequest(f"regions is {regions}, needs a range within the {count} regions, of step 1")
+        return regions
+
     def segments(
-        self, table: npt.NDArray[np.int64], chunks: npt.NDArray[np.uint64]
+        self, table: npt.NDArray[np.int64], chunks: npt.NDArray[np.uint64], regions: range | None = None
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
         """Addresses in the paged memory, addresses in the chunks, and lengths, in the order of the chunks.
 
         `chunks` has the address of every chunk. Within one, region by region, its blocks lie in the order
-        of their row of the table. Where that has NO_BLOCK there is no segment.
+        of their row of the table. Where that has NO_BLOCK there is no segment, nor for regions other than
+        `regions`, if these are given.
         """
+        regions = self.checked_regions(regions)
         per_chunk = table.shape[1]
         starts = table.astype(np.uint64) * np.uint64(self.stride_bytes)
-        paged = self.bases[None, :, None] + starts[:, None, :]
-        within = np.arange(len(self.bases) * per_chunk, dtype=np.uint64) * np.uint64(self.block_bytes)
+        paged = self.bases[None, regions.start : regions.stop, None] + starts[:, None, :]
+        blocks = np.arange(regions.start * per_chunk, regions.stop * per_chunk, dtype=np.uint64)
+        within = blocks * np.uint64(self.block_bytes)
         packed = chunks[:, None] + within[None, :]
         if table.size and table.min() == NO_BLOCK:
-            wanted = np.repeat(table[:, None, :] != NO_BLOCK, len(self.bases), axis=1)
+            wanted = np.repeat(table[:, None, :] != NO_BLOCK, len(regions), axis=1)
             paged, packed = paged[wanted], packed.reshape(paged.shape)[wanted]
         lengths = np.full(paged.size, self.block_bytes, np.uint64)
         return paged.reshape(-1), packed.reshape(-1), lengths

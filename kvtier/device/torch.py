@@ -51,13 +51,23 @@ class TorchCopier:
                 chunk = torch.stack([region.index_select(0, ids) for region in self._regions])
                 host.copy_(chunk.view(-1))
 
-    def scatter(self, source: Buffers, block_table: npt.NDArray[np.int64], after: object = None) -> None:
-        """Copy each chunk into the blocks of the same row, except for -1; back when it is done."""
+    def scatter(
+        self,
+        source: Buffers,
+        block_table: npt.NDArray[np.int64],
+        after: object = None,
+        regions: range | None = None,
+    ) -> None:
+        """Copy each chunk into the blocks of the same row, except for -1; back when it is done.
+
+        With `regions` the others are left alone.
+        """
+        some = slice(None) if regions is None else slice(regions.start, regions.stop)
         with self._running(after):
             for ids, host in zip(self._ids(block_table), _bytes(source, writable=False), strict=True):
-                chunk = host.to(self._device).view(len(self._regions), len(ids), -1)
+                chunk = host.view(len(self._regions), len(ids), -1)[some].to(self._device)
                 wanted = ids != NO_BLOCK
-                for region, part in zip(self._regions, chunk, strict=True):
+                for region, part in zip(self._regions[some], chunk, strict=True):
                     region.index_copy_(0, ids[wanted], part[wanted])
 
     @contextlib.contextmanager

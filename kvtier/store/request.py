@@ -175,7 +175,8 @@ class StreamRead(LeaseRead):
     ) -> None:
         """Give the open item `i` its outcome, which is news."""
         super().close(i, status, reason, nbytes, tier)
-        self._news.append((i, nbytes if status == Status.HIT else -1))
+        if status != Status.REFUSED:
+            self._news.append((i, nbytes if status == Status.HIT else -1))
 
     def tell(self, lock: threading.Lock) -> None:
         """Tell what is new. Without `lock`, the store's."""

@@ -131,7 +131,7 @@ class Store:
         the other; in operations of 1 to 4 MiB, of whole parts. Until the transfer is done,
         `on_progress(i, view, nbytes)` is called on threads of the store, so be brief: the first `nbytes`
         bytes of `keys[i]` are in `view`, checked. More of them with each call, all of them at a HIT; None
-        and -1 once they will not come. What was shown stays until the lease that the transfer brings is
+        and -1 once it is MISS or FAILED. What was shown stays until the lease that the transfer brings is
         released, whatever the outcome. Encoded chunks, and those of kind "files", come as a whole.
         """
         keys = _checked(keys)

@@ -34,6 +34,7 @@ OPERATIONS = st.lists(
     dtype=st.sampled_from([np.float32, np.float16, np.uint8]),
     operations=OPERATIONS,
     seed=st.integers(0, 5),
+    by_layer=st.booleans(),
 )
 def test_every_load_is_what_was_saved(
     tmp_path_factory: pytest.TempPathFactory,
@@ -44,6 +45,7 @@ def test_every_load_is_what_was_saved(
     dtype: Any,
     operations: list[tuple[str, int, int, int]],
     seed: int,
+    by_layer: bool,
 ) -> None:
     draw = np.random.default_rng(seed)
     tensors = engine_tensors(layout, dtype, token=block_tokens, block=60, dim=8)
@@ -83,7 +85,9 @@ def test_every_load_is_what_was_saved(
                 assert found == max(0, reach - first * block_tokens)
                 tensors.plain[:] = 1
                 start, end = first * block_tokens, first * block_tokens + found
-                loaded = connector.load(request, table, start, end).result(20)
+                load = connector.load(request, table, start, end, by_layer=by_layer)
+                assert load.wait_layer(draw.integers(0, 2), 20) == found
+                loaded = load.result(20)
             assert (loaded.tokens, loaded.invalid_blocks.size) == (found, 0)
             filled = table[start // block_tokens : end // block_tokens]
             assert (tensors.tokens(filled) == kv_of(tokens, tensors)[:, :, start:end]).all()
