@@ -256,18 +256,17 @@ class Connector:
         keys = tuple(request.keys[chunks.start : chunks.stop])
         mark = self._copier.mark()
 
-        def copy(slots: Sequence[npt.NDArray[np.uint8]], blocks: npt.NDArray[np.int64]) -> None:
-            self._copier.scatter(slots, blocks, mark)
-
         steps = self.kv.layer_steps
         each = len(self.kv.regions) // steps
 
-        def copy_layers(
-            slots: Sequence[npt.NDArray[np.uint8]], blocks: npt.NDArray[np.int64], layers: range
+        def copy(
+            slots: Sequence[npt.NDArray[np.uint8]],
+            blocks: npt.NDArray[np.int64],
+            layers: range = range(steps),
         ) -> None:
             self._copier.scatter(slots, blocks, mark, range(layers.start * each, layers.stop * each))
 
-        make = partial(LayerLoad, layers=steps, copy_layers=copy_layers) if by_layer else Load
+        make = partial(LayerLoad, layers=steps) if by_layer else Load
         pin = request.take_pin() or Pin(self._store, keys)
         try:
             load = make(

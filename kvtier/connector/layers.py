@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
@@ -34,11 +34,13 @@ _DRAM_SHARE = 0.5
 class LayerLoad(Load):
     """Chunks are read side by side, and copied layer by layer as they come, all in one lease."""
 
-    def __init__(self, *args: Any, layers: int, copy_layers: CopyLayers, **kwargs: Any) -> None:
-        """As of Load. A chunk is `layers` ranges of bytes, all of the same length."""
+    def __init__(self, *args: Any, layers: int, **kwargs: Any) -> None:
+        """As of Load. A chunk is `layers` ranges of bytes, all of the same length; `copy` takes which of them
+        to copy as a third argument.
+        """
         super().__init__(*args, **kwargs)
         self._layers = layers
-        self._copy_layers = copy_layers
+        self._copy_layers = cast("CopyLayers", self.copy)
         count = len(self.keys)
         self._moved = threading.Condition(self.lock)
         self._layer_bytes = self.means.chunk_bytes // self._layers
@@ -80,6 +82,11 @@ class LayerLoad(Load):
             if not self._moved.wait_for(lambda: self._has(layer), timeout):
                 raise TimeoutError(f"layer {layer} is not there after {timeout} s")
             return self._tokens(self._lost)
+
+    @property
+    def reach(self) -> int:
+        """Chunks before the first that is known not to come."""
+        return self._lost
 
     def has(self, layer: int) -> bool:
         """Whether a wait for that layer would be over at once."""

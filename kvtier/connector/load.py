@@ -105,7 +105,7 @@ class Load(Operation):
         self._pin = pin
         self._span = span
         self._head = head
-        self._chunk_tokens = chunk_tokens
+        self.chunk_tokens = chunk_tokens
         self._batch = max(1, READ_BYTES // means.chunk_bytes)
         self._ahead = max(_LEAST_AHEAD, READ_AHEAD // means.chunk_bytes)
         self._reading: set[Transfer[Lease] | Transfer[BatchResult]] = set()
@@ -155,7 +155,7 @@ class Load(Operation):
         start, end = self._span
         chunks = self.result()
         missing = self.table[chunks.status != Status.HIT]
-        edges = (len(self._head) + np.arange(chunks.prefix + 1)) * self._chunk_tokens
+        edges = (len(self._head) + np.arange(chunks.prefix + 1)) * self.chunk_tokens
         counts = np.bincount(
             chunks.tier[: chunks.prefix], np.diff(edges.clip(start, end)), minlength=len(TierName)
         )
@@ -166,7 +166,7 @@ class Load(Operation):
     def _tokens(self, chunks: int) -> int:
         """Of the tokens that are wanted, those that so many chunks bring."""
         start, end = self._span
-        return min(max((len(self._head) + chunks) * self._chunk_tokens, start), end) - start
+        return min(max((len(self._head) + chunks) * self.chunk_tokens, start), end) - start
 
     def _read(self, items: range) -> None:
         left = self.deadline - time.monotonic()

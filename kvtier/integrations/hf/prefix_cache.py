@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from transformers import DynamicCache
 
 from kvtier.codec import parse_codec
+from kvtier.connector.layers import LayerLoad
 from kvtier.connector.load import Load
 from kvtier.connector.mover import Inline
 from kvtier.connector.operation import Means
 from kvtier.connector.request import Pin
 from kvtier.errors import InvalidRequest
 from kvtier.integrations.hf.checks import check_cache, check_ids, check_mode, check_model, inner_model
+from kvtier.integrations.hf.restoring import Restoring
 from kvtier.integrations.hf.tensors import Restored, gather
 from kvtier.integrations.hf.weights import weights_digest
 from kvtier.layout import KVLayout, Namespace
@@ -22,12 +25,17 @@ from kvtier.owner import Owner, check_tenant
 from kvtier.types import Status
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
     from kvtier.store.lease import Until
     from kvtier.store.store import Store
     from kvtier.store.transfer import Transfer
     from kvtier.types import BatchResult, ChunkKey
+
+
+LoadT = TypeVar("LoadT", bound=Load)
 
 
 def kv_layout(model: Any, *, chunk_tokens: int = 256) -> KVLayout:
@@ -59,8 +67,7 @@ class PrefixCache:
 
     or, step by step,
 
-        cache, restored = prefix_cache.restore(input_ids)
-        logits = prefix_cache.prefill(input_ids, cache)
+        logits, cache, restored = prefix_cache.restore_and_prefill(input_ids)
         prefix_cache.save(input_ids, cache)
 
     What a model's KV depends on besides the tokens (weights, adapters, config) is part of every key,
@@ -181,19 +188,57 @@ class PrefixCache:
         Raises InvalidRequest for ids that are not an integer tensor (batch, tokens), for padding,
         and UnsupportedModel while the model is in training mode. Never for anything a disk can do.
         """
+        here = Inline()
+        load, room = self._load(input_ids, attention_mask, here, Load)
+        cache = DynamicCache(config=self._config)
+        batch, tokens = input_ids.shape
+        done = here.run(load).chunks.prefix
+        restored = min(done // batch * self.layout.chunk_tokens, tokens - 1)
+        if restored:
+            room.fill(cache, restored)
+        return cache, restored
+
+    def restore_and_prefill(
+        self, input_ids: torch.Tensor, *, attention_mask: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, DynamicCache, int]:
+        """`restore` and `prefill` at once: logits of the last token, the cache, and how much was restored.
+
+        Layers of the prefix are read in their order, and each layer of the model waits for its own alone:
+        where reading and computing take equally long, the logits are there in not much more than half the
+        time. What is found to be missing or bad on the way is computed, with all that is behind it, as
+        `restore` would have it.
+
+        Raises as `restore` and `prefill` do.
+        """
+        with self._restoring(input_ids, attention_mask) as restoring:
+            return restoring.use(lambda cache: self.prefill(input_ids, cache, attention_mask=attention_mask))
+
+    def _restoring(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> Restoring:
+        here = Inline()
+        make = partial(LayerLoad, layers=self.layout.layers)
+        load, room = self._load(input_ids, attention_mask, here, make)
+        batch, tokens = input_ids.shape
+        return Restoring(here, load, room, self._config, batch=batch, most=tokens - 1)
+
+    def _load(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        here: Inline,
+        make: Callable[..., LoadT],
+    ) -> tuple[LoadT, Restored]:
+        """A load of all that is stored of every row, and what it fills."""
         check_mode(self._inner)
         rows = self.keys(input_ids, attention_mask=attention_mask)
-        cache = DynamicCache(config=self._config)
         chunks = min(self._store.match(keys) for keys in rows)
-        if chunks == 0:
-            return cache, 0
         batch, tokens = input_ids.shape
-        room = Restored(self.layout, batch, tokens + self.layout.chunk_tokens, self._inner.device)
+        room = Restored(
+            self.layout, batch, tokens + self.layout.chunk_tokens if chunks else 0, self._inner.device
+        )
         # Chunk by chunk over all rows, so that whatever arrives is a prefix of each.
         places = [(row, chunk) for chunk in range(chunks) for row in range(batch)]
-        here = Inline()
         keys = [rows[row][chunk] for row, chunk in places]
-        load = Load(
+        load = make(
             Means(self._store, here, self.layout.chunk_bytes, lambda _: None),
             keys,
             _table(places),
@@ -204,11 +249,7 @@ class PrefixCache:
             span=(0, chunks * self.layout.chunk_tokens),
             chunk_tokens=self.layout.chunk_tokens,
         )
-        done = here.run(load).chunks.prefix
-        restored = min(done // batch * self.layout.chunk_tokens, tokens - 1)
-        if restored:
-            room.fill(cache, restored)
-        return cache, restored
+        return load, room
 
     def prefill(
         self, input_ids: torch.Tensor, cache: DynamicCache, *, attention_mask: torch.Tensor | None = None
@@ -243,6 +284,9 @@ class PrefixCache:
     def generate(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
         """`model.generate(input_ids, **kwargs)`, starting from what is stored and storing the rest.
 
+        What is stored is loaded layer by layer beside the first step, as in `restore_and_prefill`, unless
+        the model is compiled or streams what it generates: then before it.
+
         Returns what `model.generate` returns. What it generated is stored too, for the next turn of
         a conversation.
 
@@ -251,9 +295,17 @@ class PrefixCache:
         """
         self._check_generation(kwargs)
         mask = kwargs.pop("attention_mask", None)
-        cache, _ = self.restore(input_ids, attention_mask=mask)
-        ones = torch.ones_like(input_ids)  # else generate() takes the padding token for padding
-        output = self._model.generate(input_ids, cache=cache, attention_mask=ones, **kwargs)
+
+        def run(cache: DynamicCache) -> Any:
+            ones = torch.ones_like(input_ids)  # else generate() takes the padding token for padding
+            return self._model.generate(input_ids, cache=cache, attention_mask=ones, **kwargs)
+
+        if kwargs.get("streamer") is not None or hasattr(self._model, "_orig_mod"):
+            cache, _ = self.restore(input_ids, attention_mask=mask)
+            output = run(cache)
+        else:
+            with self._restoring(input_ids, mask) as restoring:
+                output, cache, _ = restoring.use(run)
         sequences = output if isinstance(output, torch.Tensor) else output.sequences
         self.save(sequences, cache, attention_mask=torch.ones_like(sequences))
         return output

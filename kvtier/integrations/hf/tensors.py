@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -52,19 +53,33 @@ class Restored:
         with torch.inference_mode(False):
             self._room = torch.empty(shape, dtype=getattr(torch, layout.dtype), device=device)
 
-    def scatter(self, slots: Sequence[npt.NDArray[np.uint8]], places: npt.NDArray[np.int64]) -> None:
-        """Copy payloads to their places, the reverse of `gather`. The slots are free on return."""
+    def scatter(
+        self,
+        slots: Sequence[npt.NDArray[np.uint8]],
+        places: npt.NDArray[np.int64],
+        layers: range | None = None,
+    ) -> None:
+        """Copy payloads to their places, the reverse of `gather`: all layers of them, or some. The slots are
+        free on return.
+        """
+        some = slice(None) if layers is None else slice(layers.start, layers.stop)
         for slot, (row, chunk) in zip(slots, places.tolist(), strict=True):
             start = chunk * self._layout.chunk_tokens
-            target = self._room[:, :, row, :, start : start + self._layout.chunk_tokens]
+            target = self._room[some, :, row, :, start : start + self._layout.chunk_tokens]
             # Crossing to a device, bytes go in one piece and are permuted there.
-            source = _alias(slot).to(target.device).view(target.dtype).view(self._layout.shape)
+            bytes_of_layers = _alias(slot).view(self._layout.layers, -1)[some].to(target.device)
+            source = bytes_of_layers.view(target.dtype).view(-1, *self._layout.shape[1:])
             with torch.inference_mode(False), torch.no_grad():
                 target.copy_(source.transpose(2, 3))
 
-    def fill(self, cache: DynamicCache, tokens: int) -> None:
-        """Make the first `tokens` tokens the content of `cache`, which must be empty."""
-        cache.layers = [GrowingLayer(keys, values, tokens) for keys, values in self._room]
+    def fill(self, cache: DynamicCache, tokens: int, wait: Callable[[int], None] | None = None) -> None:
+        """Make the first `tokens` tokens the content of `cache`, which must be empty. A layer that is used
+        for the first time calls `wait` with its number, which is to return when the tokens are there.
+        """
+        cache.layers = [
+            GrowingLayer(keys, values, tokens, partial(wait, i) if wait is not None else None)
+            for i, (keys, values) in enumerate(self._room)
+        ]
 
 
 def _alias(slot: npt.NDArray[np.uint8]) -> torch.Tensor:
@@ -80,17 +95,29 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
     say), or the room is used up, it behaves as its base class.
     """
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, tokens: int) -> None:
-        """`keys`, `values`: (batch, kv heads, room, head dim), of which `tokens` are in use."""
+    def __init__(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        tokens: int,
+        wait: Callable[[], None] | None = None,
+    ) -> None:
+        """`keys`, `values`: (batch, kv heads, room, head dim), of which `tokens` are in use, once `wait` has
+        returned. It is called at the first `update`, as nothing reads them before.
+        """
         super().__init__()
         self.lazy_initialization(keys, values)
         self._room: tuple[torch.Tensor, torch.Tensor] | None = (keys, values)
+        self._wait = wait
         self.keys, self.values = keys[:, :, :tokens], values[:, :, :tokens]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append (batch, kv heads, new tokens, head dim); returns all keys and values."""
+        if self._wait is not None:
+            self._wait()
+            self._wait = None
         states = (key_states, value_states)
         if self._room is None or not self._fits(self._room, states):
             self._room = None
