@@ -121,6 +121,11 @@ class Flight:
         return min(end, self.nbytes)
 
     @property
+    def is_begun(self) -> bool:
+        """Whether some pieces were asked for, and others are not yet."""
+        return 0 < self.next < len(self.pieces)
+
+    @property
     def is_asked_for(self) -> bool:
         """Whether no piece is left to be asked for."""
         return self.next == len(self.pieces)

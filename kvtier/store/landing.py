@@ -73,4 +73,4 @@ def may_hold(core: Core, path: DiskPath, nbytes: int) -> bool:
 
 
 def _in_flight(path: DiskPath) -> int:
-    return path.reads.in_flight + path.writes.in_flight
+    return path.reads.in_flight + path.writes.in_flight + path.begun_bytes

@@ -97,6 +97,8 @@ class DiskPath:
         """Reads that wait for the window, or for a slot to land in."""
         self.begun: deque[Flight] = deque()
         """Those that have a slot, and pieces that wait for the window."""
+        self.begun_bytes = 0
+        """Bytes of the landing slots that these hold."""
         self.dropped: deque[Flight] = deque()
         """Reads that waited when the path was taken out."""
         self.turn = 0.0

@@ -270,6 +270,8 @@ class Reader:
         """Ask for no more pieces of a flight, and let nobody join it."""
         with contextlib.suppress(ValueError):
             flight.path.begun.remove(flight)
+        if flight.is_begun and flight.tier is self._core.landing:
+            flight.path.begun_bytes -= flight.nbytes
         flight.give_up()
         self._shut(flight)
 
@@ -289,8 +291,11 @@ class Reader:
         path.tier.plan_read(batch.plan, flight.row, address, start=piece.start, nbytes=piece.nbytes)
         batch.chunks.append(piece)
         path.reads.enter(piece.nbytes, now)
+        was_begun = flight.is_begun
         flight.next += 1
         flight.reading += 1
+        if flight.tier is self._core.landing:
+            path.begun_bytes += flight.nbytes * (flight.is_begun - was_begun)
         self._in_kernel.add(flight)
 
     def _leave(self, flight: Flight) -> None:
