@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvtier import _native
-from kvtier.buffers import regions
-from kvtier.device.paged import NO_BLOCK
-from kvtier.errors import InvalidRequest
+from kvtier.device.paged import NO_BLOCK, checked_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,17 +81,8 @@ class HostCopier:
         self, table: npt.NDArray[np.int64], buffers: Buffers, *, name: str, writable: bool
     ) -> npt.NDArray[np.uint64]:
         """The addresses of the chunks."""
-        addresses, lengths = regions(buffers, name=name, writable=writable)
-        if len(addresses) != len(table):
-            raise InvalidRequest(f"{name} has {len(addresses)} buffers for {len(table)} rows of block_table")
         needed = self._paged.chunk_bytes(table.shape[1])
-        for i, nbytes in enumerate(lengths):
-            if nbytes != needed:
-                raise InvalidRequest(
-                    f"{name}[{i}] has {nbytes} bytes, needs the {needed} of {table.shape[1]} blocks in "
-                    f"{len(self._paged.bases)} regions"
-                )
-        return np.array(addresses, np.uint64)
+        return np.array(checked_chunks(buffers, len(table), needed, name=name, writable=writable), np.uint64)
 
     def _segments(
         self, table: npt.NDArray[np.int64], chunks: npt.NDArray[np.uint64], regions: range

@@ -14,6 +14,8 @@ from kvtier.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvtier.buffers import Buffers
+
 NO_BLOCK = -1
 """In a block table: this part of the chunk goes nowhere."""
 
@@ -78,29 +80,11 @@ class PagedKV:
         Raises InvalidRequest unless it is of int32 or int64 and names existing blocks; if `distinct`,
         none of them twice, or NO_BLOCK.
         """
-        table = np.asarray(block_table)
-        if table.dtype not in (np.int32, np.int64) or table.ndim != 2 or not table.shape[1]:
-            raise InvalidRequest(
-                f"block_table has dtype {table.dtype} and shape {table.shape}, needs int32 or int64 ids of "
-                "shape (chunks, blocks per chunk)"
-            )
-        least = NO_BLOCK if distinct else 0
-        if table.size and not least <= table.min() <= table.max() < self.blocks:
-            wrong = table[(table < least) | (table >= self.blocks)][0]
-            raise InvalidRequest(f"block_table names block {wrong}, needs ids from 0 to {self.blocks - 1}")
-        ordered = np.sort(table, axis=None) if distinct else table[:0, 0]
-        if ((ordered[1:] == ordered[:-1]) & (ordered[1:] != NO_BLOCK)).any():
-            raise InvalidRequest("block_table names a block twice: each can take the bytes of one chunk only")
-        return table.astype(np.int64, copy=False)
+        return checked_table(block_table, self.blocks, distinct=distinct)
 
     def checked_regions(self, regions: range | None) -> range:
         """The regions that are wanted, all for None. Raises InvalidRequest for others than there are."""
-        count = len(self.bases)
-        if regions is None:
-            return range(count)
-        if regions.step != 1 or not 0 <= regions.start <= regions.stop <= count:
-            raise InvalidRequest(f"regions is {regions}, needs a range within the {count} regions, of step 1")
-        return regions
+        return checked_regions(regions, len(self.bases))
 
     def segments(
         self, table: npt.NDArray[np.int64], chunks: npt.NDArray[np.uint64], regions: range | None = None
@@ -123,6 +107,47 @@ class PagedKV:
             paged, packed = paged[wanted], packed.reshape(paged.shape)[wanted]
         lengths = np.full(paged.size, self.block_bytes, np.uint64)
         return paged.reshape(-1), packed.reshape(-1), lengths
+
+
+def checked_table(block_table: npt.NDArray[Any], blocks: int, *, distinct: bool) -> npt.NDArray[np.int64]:
+    """See `PagedKV.checked_table`, of so many blocks."""
+    table = np.asarray(block_table)
+    if table.dtype not in (np.int32, np.int64) or table.ndim != 2 or not table.shape[1]:
+        raise InvalidRequest(
+            f"block_table has dtype {table.dtype} and shape {table.shape}, needs int32 or int64 ids of "
+            "shape (chunks, blocks per chunk)"
+        )
+    least = NO_BLOCK if distinct else 0
+    if table.size and not least <= table.min() <= table.max() < blocks:
+        wrong = table[(table < least) | (table >= blocks)][0]
+        raise InvalidRequest(f"block_table names block {wrong}, needs ids from 0 to {blocks - 1}")
+    ordered = np.sort(table, axis=None) if distinct else table[:0, 0]
+    if ((ordered[1:] == ordered[:-1]) & (ordered[1:] != NO_BLOCK)).any():
+        raise InvalidRequest("block_table names a block twice: each can take the bytes of one chunk only")
+    return table.astype(np.int64, copy=False)
+
+
+def checked_regions(wanted: range | None, count: int) -> range:
+    """See `PagedKV.checked_regions`, of so many regions."""
+    if wanted is None:
+        return range(count)
+    if wanted.step != 1 or not 0 <= wanted.start <= wanted.stop <= count:
+        raise InvalidRequest(f"regions is {wanted}, needs a range within the {count} regions, of step 1")
+    return wanted
+
+
+def checked_chunks(buffers: Buffers, rows: int, chunk_bytes: int, *, name: str, writable: bool) -> list[int]:
+    """The addresses of chunks of so many bytes, one for each row of a table.
+
+    Raises InvalidRequest for buffers of another number or length.
+    """
+    addresses, lengths = regions(buffers, name=name, writable=writable)
+    if len(addresses) != rows:
+        raise InvalidRequest(f"{name} has {len(addresses)} buffers for {rows} rows of block_table")
+    for i, nbytes in enumerate(lengths):
+        if nbytes != chunk_bytes:
+            raise InvalidRequest(f"{name}[{i}] has {nbytes} bytes, needs the {chunk_bytes} of its blocks")
+    return addresses
 
 
 def _region(tensor: Any, where: str) -> tuple[int, int, int, int]:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvtier.buffers import regions
-from kvtier.device.paged import NO_BLOCK
+from kvtier.device.paged import NO_BLOCK, checked_chunks, checked_regions, checked_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     import numpy as np
     import numpy.typing as npt
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TorchCopier:
-    """As `HostCopier`, chunk by chunk, on a stream of its own. Block tables are checked by the caller."""
+    """As `HostCopier`, chunk by chunk, on a stream of its own. It refuses what that does."""
 
     def __init__(self, kv: EngineKV) -> None:
         self._device = torch.device(kv.device)
@@ -46,8 +45,9 @@ class TorchCopier:
 
     def gather(self, block_table: npt.NDArray[np.int64], into: Buffers, after: object = None) -> None:
         """Copy the blocks of each row of the table into the chunk of the same row; back when it is there."""
+        table, chunks = self._checked(block_table, into, name="into", writable=True)
         with self._running(after):
-            for ids, host in zip(self._ids(block_table), _bytes(into, writable=True), strict=True):
+            for ids, host in zip(self._ids(table), chunks, strict=True):
                 chunk = torch.stack([region.index_select(0, ids) for region in self._regions])
                 host.copy_(chunk.view(-1))
 
@@ -62,9 +62,11 @@ class TorchCopier:
 
         With `regions` the others are left alone.
         """
-        some = slice(None) if regions is None else slice(regions.start, regions.stop)
+        table, chunks = self._checked(block_table, source, name="source", writable=False)
+        wanted_regions = checked_regions(regions, len(self._regions))
+        some = slice(wanted_regions.start, wanted_regions.stop)
         with self._running(after):
-            for ids, host in zip(self._ids(block_table), _bytes(source, writable=False), strict=True):
+            for ids, host in zip(self._ids(table), chunks, strict=True):
                 chunk = host.view(len(self._regions), len(ids), -1)[some].to(self._device)
                 wanted = ids != NO_BLOCK
                 for region, part in zip(self._regions[some], chunk, strict=True):
@@ -82,13 +84,20 @@ class TorchCopier:
             if self._stream is not None:
                 self._stream.synchronize()
 
+    def _checked(
+        self, block_table: npt.NDArray[Any], buffers: Buffers, *, name: str, writable: bool
+    ) -> tuple[npt.NDArray[np.int64], list[torch.Tensor]]:
+        """The table, and the chunks as uint8 tensors; torch warns about arrays that are read-only, so by
+        address. Nothing is touched before all of it is checked.
+        """
+        blocks, block_bytes = self._regions[0].shape
+        table = checked_table(block_table, blocks, distinct=not writable)
+        nbytes = len(self._regions) * table.shape[1] * block_bytes
+        addresses = checked_chunks(buffers, len(table), nbytes, name=name, writable=writable)
+        return table, [
+            torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=torch.uint8)
+            for address in addresses
+        ]
+
     def _ids(self, block_table: npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(block_table).to(self._device)
-
-
-def _bytes(buffers: Buffers, *, writable: bool) -> Sequence[torch.Tensor]:
-    """Host memory as uint8 tensors; torch warns about arrays that are read-only, so by address."""
-    return [
-        torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=torch.uint8)
-        for address, nbytes in zip(*regions(buffers, name="chunks", writable=writable), strict=True)
-    ]

@@ -142,7 +142,7 @@ def test_no_chunks_are_no_work() -> None:
         (np.array([[0, 1]], np.uint8), "dtype uint8"),
         (np.empty((1, 0), np.int64), r"shape \(1, 0\)"),
         (np.array([[0, 1], [1, 2]]), "2 rows of block_table"),
-        (np.array([[0, 1, 2]]), r"\[0\] has 256 bytes, needs the 384 of 3 blocks in 2 regions"),
+        (np.array([[0, 1, 2]]), r"\[0\] has 256 bytes, needs the 384 of its blocks"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(table: np.ndarray, message: str) -> None:
