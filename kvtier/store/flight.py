@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 20
 """Least bytes per operation where chunks are read in pieces: less costs more CPU than it saves time."""
 _MOST_PIECE_BYTES = 4 << 20
-_PIECES = 16
-"""How many pieces a large chunk is read in: so that the wait for the first is short beside all of it."""
+_PIECES = 32
+"""Of how many pieces a large chunk may be: who computes beside a read is kept waiting for one of them."""
 
 
 @dataclass(frozen=True, slots=True)
