@@ -107,16 +107,20 @@ def measure(
     """Medians over the rounds with a device on which reading takes `reading` seconds."""
     chunk_bytes = kv_layout(model, chunk_tokens=chunk_tokens).chunk_bytes
     nbytes = prefix.shape[1] // chunk_tokens * chunk_bytes
+    rate = round(nbytes / reading)
     profile = DeviceProfile(
         name=f"reads-{share:g}",
         read_latency=LATENCY,
-        read_bandwidth=round(nbytes / reading),
+        read_bandwidth=rate,
         max_in_flight=64,
     )
     found: dict[str, list[float]] = {name: [] for name in ("load", "compute", "in turn", "by layer")}
     identical = True
     with EmulatedDevice(profile, size="1GiB") as device:
-        settings = {"capacity": 2 * nbytes + (64 << 20), "dram": 3 * nbytes, "chunk_bytes": chunk_bytes}
+        settings = {
+            **{"capacity": 2 * nbytes + (64 << 20), "dram": 3 * nbytes, "chunk_bytes": chunk_bytes},
+            "get_timeout": 600,
+        }
 
         def opened() -> Any:
             store = kvtier.open(device.paths[0] / "store", **settings)
@@ -141,7 +145,11 @@ def measure(
                         logits[way] = prefix_cache.prefill(ids, held)
                         found["compute"].append(time.perf_counter() - start - found["load"][-1])
                     found[way].append(time.perf_counter() - start)
-                    assert restored == prefix.shape[1]
+                    if restored != prefix.shape[1]:
+                        raise SystemExit(
+                            f"only {restored} tokens came: the store takes a device of {rate / 1e6:.1f} MB/s "
+                            "for one that hangs; lower --suffix, or wait until the machine is idle"
+                        )
             identical = identical and torch.equal(*logits.values())
         with opened() as store:
             prefix_cache = PrefixCache(model, store, chunk_tokens=chunk_tokens)
