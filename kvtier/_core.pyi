@@ -1,5 +1,6 @@
 """The native extension. Import it through `kvtier._native` only."""
 
+from array import array
 from typing import Literal
 
 import numpy as np
@@ -44,6 +45,12 @@ class Engine:
 
     def in_flight(self) -> int:
         """Batches that have not finished."""
+
+def find_all(keys: list[bytes], rows: array[int], stored: bytearray) -> list[int]:
+    """Rows of keys of 32 bytes in the columns of a KeyTable, -1 where there is none."""
+
+def replace_all(bound: list[int], keys: list[bytes], rows: array[int], stored: bytearray) -> None:
+    """Bind bound rows of a KeyTable to keys that are not in it, instead of their own."""
 
 def copy_many(
     src: npt.NDArray[np.uint64], dst: npt.NDArray[np.uint64], nbytes: npt.NDArray[np.uint64]

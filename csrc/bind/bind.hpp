@@ -19,6 +19,7 @@ std::span<T> span_of(const Array<T>& array) {
 }
 
 void bind_engine(nb::module_& module);
+void bind_index(nb::module_& module);
 void bind_memory(nb::module_& module);
 
 }  // namespace kvtier::bind

@@ -28,11 +28,12 @@ std::map<std::string, std::string> features() {
 }  // namespace
 
 NB_MODULE(_core, module) {
-  module.doc() = "Native I/O engines, checksums and copies of kvtier.";
+  module.doc() = "Native I/O engines, checksums, copies and lookups of kvtier.";
   // An engine that the interpreter outlives is legal: see csrc/README.md.
   nb::set_leak_warnings(false);
   nb::register_exception_translator(raise_os_error);
   bind_engine(module);
+  bind_index(module);
   bind_memory(module);
   module.def("features", &features, "What this build can do on this machine, for people to read.");
 }

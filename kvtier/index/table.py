@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvtier._native import core
 from kvtier.types import KEY_BYTES
 
 if TYPE_CHECKING:
@@ -42,9 +43,50 @@ class KeyTable:
         # As `_slot`, without its call: whole prompts are looked up key by key.
         rows, mask, keys = self._rows, self._mask, self._keys
         slot = hash(key) & mask
-        while (row := rows[slot]) != EMPTY and keys[row * KEY_BYTES : (row + 1) * KEY_BYTES] != key:
+        while (row := rows[slot]) != EMPTY and not keys.startswith(key, row * KEY_BYTES):
             slot = (slot + 1) & mask
         return row
+
+    def find_all(self, keys: list[bytes]) -> list[int]:
+        """Rows of many keys, EMPTY for each that is not bound."""
+        if core is not None:
+            rows: list[int] = core.find_all(keys, self._rows, self._keys)
+            return rows
+        table, mask, stored = self._rows, self._mask, self._keys
+        found = []
+        for key in keys:
+            slot = hash(key) & mask
+            while (row := table[slot]) != EMPTY and not stored.startswith(key, row * KEY_BYTES):
+                slot = (slot + 1) & mask
+            found.append(row)
+        return found
+
+    def replace_all(self, bound: list[int], keys: list[bytes]) -> None:
+        """Bind bound rows to keys that are not in the table, instead of their own."""
+        if core is not None:
+            core.replace_all(bound, keys, self._rows, self._keys)
+            return
+        for row, key in zip(bound, keys, strict=True):
+            self._replace(row, key)
+
+    def _replace(self, row: int, key: bytes) -> None:
+        rows, mask, keys = self._rows, self._mask, self._keys
+        start = row * KEY_BYTES
+        hole = hash(bytes(keys[start : start + KEY_BYTES])) & mask
+        while rows[hole] != row:
+            hole = (hole + 1) & mask
+        slot = hole
+        while (other := rows[slot := (slot + 1) & mask]) != EMPTY:
+            first = other * KEY_BYTES
+            if (slot - hash(bytes(keys[first : first + KEY_BYTES]))) & mask >= (slot - hole) & mask:
+                rows[hole] = other
+                hole = slot
+        rows[hole] = EMPTY
+        slot = hash(key) & mask
+        while rows[slot] != EMPTY:
+            slot = (slot + 1) & mask
+        rows[slot] = row
+        keys[start : start + KEY_BYTES] = key
 
     def insert(self, key: bytes, row: int) -> None:
         """Bind a key that is not in the table to a row that no key is bound to."""
@@ -87,7 +129,7 @@ class KeyTable:
         """Where `key` is, or the empty place where it belongs."""
         rows, mask, keys = self._rows, self._mask, self._keys
         slot = hash(key) & mask
-        while (row := rows[slot]) != EMPTY and keys[row * KEY_BYTES : (row + 1) * KEY_BYTES] != key:
+        while (row := rows[slot]) != EMPTY and not keys.startswith(key, row * KEY_BYTES):
             slot = (slot + 1) & mask
         return slot
 

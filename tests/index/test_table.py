@@ -6,10 +6,11 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kvtier._native import core, why_not
 from kvtier.index.table import EMPTY, KeyTable
 
 if TYPE_CHECKING:
@@ -98,3 +99,48 @@ def test_an_empty_table_finds_nothing() -> None:
     assert len(table) == 0
     assert table.find(bytes(32)) == EMPTY
     assert table.rows().size == 0
+
+
+@pytest.fixture(params=["native", "python"])
+def lookups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "python":
+        monkeypatch.setattr("kvtier.index.table.core", None)
+    elif core is None:
+        pytest.skip(why_not)
+
+
+@pytest.mark.usefixtures("lookups")
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rounds=st.lists(st.lists(st.integers(0, 59), unique=True, max_size=40), max_size=12))
+def test_many_at_a_time_are_as_many_one_by_one(rounds: list[list[int]]) -> None:
+    """All keys collide often in a table of 64 places that is filled to two thirds."""
+    table, model = KeyTable(), {}
+    for row, key in enumerate(KEYS[100:142]):
+        table.insert(key, row)
+        model[key] = row
+    for numbers in rounds:
+        new = [key for key in (KEYS[number] for number in numbers) if key not in model][:20]
+        old = list(model)[: len(new)]
+        bound = [model.pop(key) for key in old]
+        table.replace_all(bound, new)
+        model.update(zip(new, bound, strict=True))
+        assert table.find_all([*model, *old]) == [*model.values(), *[EMPTY] * len(old)]
+        assert [table.find(key) for key in model] == list(model.values())
+        assert [table.key(row) for row in model.values()] == list(model)
+
+
+@pytest.mark.skipif(core is None, reason=why_not)
+def test_wrong_calls_of_the_native_lookups_raise() -> None:
+    table = KeyTable()
+    table.insert(KEYS[0], 0)
+    for keys in ([b"short"], ["x" * 32], [None]):
+        with pytest.raises(ValueError, match="32 bytes"):
+            table.find_all(keys)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="32 bytes"):
+            table.replace_all([0], keys)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="one length"):
+        table.replace_all([0, 1], [KEYS[1]])
+    for row in (1, -5):
+        with pytest.raises(IndexError, match="beyond"):
+            table.replace_all([row], [KEYS[1]])
+    assert table.find_all([KEYS[0], KEYS[1]]) == [0, EMPTY]
