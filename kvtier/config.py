@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping  # noqa: TC003  the settings' types are read at run time
 from dataclasses import dataclass, field, fields, replace
@@ -20,7 +21,8 @@ MAX_PAYLOAD_BYTES = 4 * GIB - 64 * KIB  # 65,535 of the smallest parts
 
 EngineName = Literal["auto", "uring", "threads", "aio"]
 OnIncompatible = Literal["error", "discard"]
-AdmissionName = Literal["always", "second-touch"]
+AdmissionName = Literal["always", "second-touch", "ghost"]
+PolicyName = Literal["lru", "s3fifo", "sieve", "fifo", "reuse"]
 Access = Literal["owner", "group"]
 Kind = Literal["slab", "files"]
 
@@ -93,7 +95,13 @@ class StoreConfig:
     any day and over restarts; what is not written for it is REFUSED with `admission`, tails before heads."""
     admission: AdmissionName = "always"
     """What is written to disk: all, or with `second-touch` what is put a second time while its key is
-    remembered. Off since it loses 15 of 37 points of hit rate on conversations, whose chunks come once."""
+    remembered. Off since it loses 15 of 37 points of hit rate on conversations, whose chunks come once.
+    `ghost` asks for the second time only where something would have to be evicted for the first."""
+    policy: PolicyName = "lru"
+    """Who leaves the disk tier when it is full: `lru`, `s3fifo`, `sieve`, `fifo`, or `reuse`, which learns
+    after which pause chunks come again. docs/OPERATING.md says which of them is for what."""
+    dram_policy: PolicyName = "lru"
+    """The same in DRAM."""
     access: Access = "owner"
     """Who may open what this store makes on disk: the user alone (files 0600, directories 0700), or the
     users of the directory's `group` too (0660, 2770), whatever the umask. What is there keeps its mode."""
@@ -121,11 +129,13 @@ class StoreConfig:
             raise InvalidRequest(f"ttl is {self.ttl}, needs seconds of at least 0; 0 is never")
         for name, choices in (
             ("engine", EngineName), ("on_incompatible", OnIncompatible), ("admission", AdmissionName),
-            ("access", Access), ("kind", Kind),
+            ("access", Access), ("kind", Kind), ("policy", PolicyName), ("dram_policy", PolicyName),
         ):  # fmt: skip
-            if getattr(self, name) not in get_args(choices):
+            if (value := getattr(self, name)) not in get_args(choices):
                 options = ", ".join(repr(choice) for choice in get_args(choices))
-                raise InvalidRequest(f"{name} is {getattr(self, name)!r}, needs one of {options}")
+                near = difflib.get_close_matches(str(value), get_args(choices), n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise InvalidRequest(f"{name} is {value!r}, needs one of {options}{hint}")
         for name in ("endurance", "free_space", "scrub"):
             if self.kind == "files" and getattr(self, name):
                 raise InvalidRequest(f"{name} is for the disk tier of kind 'slab': leave it out with 'files'")

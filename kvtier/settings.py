@@ -7,7 +7,7 @@ import os
 import tomllib
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_origin, get_type_hints
 
 from kvtier.config import FIELDS, StoreConfig
 from kvtier.errors import InvalidRequest
@@ -107,6 +107,11 @@ def _shown(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
+def _parsed_as(hint: Any) -> Any:
+    """The type that a setting is parsed as. Choices are checked by StoreConfig, which knows the nearest."""
+    return str if get_origin(hint) is Literal else hint
+
+
 def _validate(values: dict[str, Any]) -> StoreConfig:
     """Parse `values` by the types of StoreConfig; sizes may be words like "64GiB"."""
     from pydantic import ByteSize, ValidationError, create_model
@@ -114,7 +119,7 @@ def _validate(values: dict[str, Any]) -> StoreConfig:
     hints = get_type_hints(StoreConfig)
     definitions: dict[str, Any] = {
         field.name: (
-            ByteSize if field.name in _SIZES else hints[field.name],
+            ByteSize if field.name in _SIZES else _parsed_as(hints[field.name]),
             {} if field.default is MISSING else field.default,
         )
         for field in fields(StoreConfig)

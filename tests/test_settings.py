@@ -125,6 +125,8 @@ def test_every_setting_has_a_variable(name: str, monkeypatch: pytest.MonkeyPatch
         "on_incompatible": ("discard", "discard"),
         "access": ("group", "group"),
         "admission": ("second-touch", "second-touch"),
+        "policy": ("s3fifo", "s3fifo"),
+        "dram_policy": ("reuse", "reuse"),
         "part_bytes": ("128KiB", 128 * KIB),
         "get_timeout": ("2.5", 2.5),
         "open_timeout": ("2.5", 2.5),
@@ -139,6 +141,14 @@ def test_every_setting_has_a_variable(name: str, monkeypatch: pytest.MonkeyPatch
     text, value = values.get(name, ("8MiB", 8 * MIB))
     monkeypatch.setenv(f"KVTIER_{name.upper()}", text)
     assert getattr(load(None if name == "paths" else "/cache", {}), name) == value
+
+
+@pytest.mark.parametrize("name", ["policy", "dram_policy"])
+def test_an_unknown_policy_is_refused_with_the_nearest_one(name: str) -> None:
+    with pytest.raises(
+        InvalidRequest, match=f"^{name} is 's3-fifo', needs one of 'lru', .*; did you mean 's3fifo'"
+    ):
+        load("/cache", {name: "s3-fifo"})
 
 
 def test_a_source_comes_before_the_path_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

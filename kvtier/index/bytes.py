@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from kvtier.config import PolicyName
     from kvtier.index.owners import Owners
 
 _SIZE_BITS = 21  # of a slot's offset, its size in pages; the bits above tell it from all others
@@ -93,12 +94,14 @@ class ByteCache(SlotCache):
         owners: Owners | None = None,
         limits: Mapping[str, int] | None = None,
         wall: Callable[[], float] = time.time,
+        policy: PolicyName = "lru",
     ) -> None:
         """`capacity` in bytes of whole pages; the rest as of SlotCache."""
         self._idle_bytes = 0  # of chunks that could be evicted
         super().__init__(
-            0, 1, slots=ByteAllocator(capacity), on_evict=on_evict, owners=owners, limits=limits, wall=wall
-        )
+            0, 1, slots=ByteAllocator(capacity), on_evict=on_evict, owners=owners, limits=limits, wall=wall,
+            policy=policy,
+        )  # fmt: skip
 
     def adopt(
         self,
@@ -138,6 +141,10 @@ class ByteCache(SlotCache):
     def _link(self, row: int) -> None:
         super()._link(row)
         self._idle_bytes += self.slots.size_at(self.offset[row])
+
+    def _hold(self, row: int) -> None:
+        super()._hold(row)
+        self._idle_bytes -= self.slots.size_at(self.offset[row])
 
     def _unlink(self, row: int) -> None:
         super()._unlink(row)

@@ -1,4 +1,4 @@
-"""SlotCache: the index of one tier. Keys, slots, pins and recency over flat columns; no I/O, no lock."""
+"""SlotCache: the index of one tier. What is in which slot and who leaves; no I/O, no lock."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvtier.config import page_up
-from kvtier.index.expiry import Expiry
 from kvtier.index.lifetimes import Lifetimes
 from kvtier.index.owners import Holdings, Owners
+from kvtier.index.policies import make
+from kvtier.index.rows import COLUMNS, ENDS, GONE, NO_ROW, SUSPECT, Rows
 from kvtier.index.slots import UNASSIGNED, SlotAllocator
-from kvtier.index.table import EMPTY, KeyTable
 from kvtier.owner import NOBODY
 
 if TYPE_CHECKING:
@@ -22,25 +22,17 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-NO_ROW = EMPTY
-COLUMNS = {
-    "offset": "q", "nbytes": "I", "generation": "Q", "stored_bytes": "I", "codec": "B", "owner": "Q",
-    "stored_at": "I", "expires_at": "I",
-}  # fmt: skip
-"""What an index keeps of every chunk, by row: attributes of SlotCache, and their array type codes."""
-_GONE = 1  # discarded while pinned: out of the table, slot still in use
-_FEW_ROWS = 1 << 14
-SUSPECT = 2  # the device failed to read it: a put replaces it
-_ENDS = 4  # it expires at some time
+    from kvtier.config import PolicyName
 
 
-class SlotCache:
-    """Maps keys to slots of an area and evicts the least recently used unpinned chunk.
+class SlotCache(Rows):
+    """Maps keys to slots of an area and evicts the unpinned chunk that its policy names.
 
     A row number names an entry until it is discarded and its last pin is gone. `on_evict` is called
     with each row that is dropped to make room, while its key and columns can still be read.
 
-    Tenants that have a limit evict their own chunks above it: those are in LRU lists of their own.
+    Tenants that have a limit evict their own chunks above it: those are groups of their own. Of several
+    groups that could make room, the one whose victim was used longest ago does.
     """
 
     def __init__(
@@ -54,17 +46,19 @@ class SlotCache:
         owners: Owners | None = None,
         limits: Mapping[str, int] | None = None,
         wall: Callable[[], float] = time.time,
+        policy: PolicyName = "lru",
     ) -> None:
-        """`limits` are bytes of slots by tenant, `wall` tells the seconds since 1970."""
+        """`limits` are bytes of slots by tenant, `wall` tells the seconds since 1970; `policy` as in the
+        settings.
+        """
         self.slots = slots or SlotAllocator(area, extent_bytes)
-        self.table = KeyTable(expected)
+        super().__init__(expected, wall)
         self.used_bytes = 0
         self.evicted = 0
         self.expired = 0
         owners = owners or Owners()
         owners.join(self)
         self.holdings = Holdings(owners, limits or {})
-        self.expiry = Expiry(wall)
         self.lifetimes = Lifetimes(wall)
         self._reserved: dict[int, int] = {}  # offset -> owner
         self._on_evict = on_evict
@@ -72,53 +66,13 @@ class SlotCache:
         """Told each key that `has` begins or ceases to be true of, and which of the two it is."""
         self._tick = 0
         self._spare: list[int] = []  # rows to use again
-        self._busy = np.zeros(self.slots.extents, np.int64)  # reserved or pinned slots per extent
-        self._heat = np.zeros(self.slots.extents, np.int64)  # latest touch of any chunk per extent
-        self._ends: dict[int, list[int]] = {}  # class of slots -> [most, least] recently used row
-        # By tenant that has a limit; "": all others.
-        self._lists: dict[str, dict[int, list[int]]] = {"": self._ends, **{name: {} for name in limits or ()}}
-        self._limited = bool(limits)
-        self.offset = array("q")
-        self.nbytes = array("I")
-        self.generation = array("Q")
-        self.stored_bytes = array("I")  # in the slot: whole pages
-        self.codec = array("B")
-        self.owner = array("Q")  # names namespace and tenant; 0: nobody
-        self.stored_at = array("I")  # seconds since 1970
-        self.expires_at = array("I")  # the same; 0: never
-        self._pins = array("I")
-        self._flags = array("B")
-        self._touched = array("Q")
-        self._newer = array("i")
-        self._older = array("i")
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def find(self, key: bytes) -> int:
-        """Row of `key`, or NO_ROW."""
-        return self.table.find(key)
-
-    def is_sound(self, key: bytes) -> bool:
-        """Whether there is an entry for `key` in its time, and the device did not last fail to read it."""
-        row = self.table.find(key)
-        if row == NO_ROW:
-            return False
-        flags = self._flags[row]
-        return not flags or not (flags & SUSPECT or self.is_expired(row))
-
-    def has(self, key: bytes) -> bool:
-        """As `is_sound`, whatever the time: an entry ends when it is swept."""
-        row = self.table.find(key)
-        return row != NO_ROW and not self._flags[row] & SUSPECT
-
-    def is_expired(self, row: int) -> bool:
-        """Whether the time of an entry is over."""
-        return self.expiry.is_over(self.expires_at[row])
-
-    def key(self, row: int) -> bytes:
-        """Key of an entry."""
-        return self.table.key(row)
+        self._busy = array("q", bytes(8 * self.slots.extents))  # reserved or pinned slots per extent
+        self._heat = array("q", bytes(8 * self.slots.extents))  # latest touch of any chunk per extent
+        # Groups of the policy by class of slots, by tenant that has a limit; "": all others.
+        self._groups: dict[str, dict[int, Any]] = {"": {}, **{name: {} for name in limits or ()}}
+        self._only: Any = None  # the group, as long as there is but one; heat is not kept then
+        self._only_class = -1
+        self.policy = make(policy, self._pins, self.table.key, wall)
 
     def reserve(self, nbytes: int, owner: int = NOBODY) -> int | None:
         """Offset of a slot for `nbytes`, evicting as needed; None if all else is pinned or reserved, or
@@ -128,7 +82,7 @@ class SlotCache:
         """
         while True:
             if owner != NOBODY and self.over_limit(nbytes, owner):
-                if not self._evict_first(self._lists[self.holdings.tenant_of(owner)].values()):
+                if not self._evict_first(self._groups[self.holdings.tenant_of(owner)].values()):
                     return None
             elif (offset := self.slots.allocate(nbytes)) is not None:
                 break
@@ -138,6 +92,9 @@ class SlotCache:
         self._busy[extent] += 1
         size = self.slots.size_at(offset)
         self.used_bytes += size
+        if self._only is not None and self.slots.class_at(offset) != self._only_class:
+            self._only = None
+            self._warm_up()
         if owner != NOBODY:
             self._reserved[offset] = owner
             self.holdings.charge(owner, size)
@@ -191,7 +148,7 @@ class SlotCache:
             self.stored_at[row] = stored_at
             self.expires_at[row] = expires_at
             self._pins[row] = 1
-            self._flags[row] = _ENDS if expires_at else 0
+            self._flags[row] = ENDS if expires_at else 0
         else:
             row = len(self.offset)
             self.offset.append(offset)
@@ -203,40 +160,98 @@ class SlotCache:
             self.stored_at.append(stored_at)
             self.expires_at.append(expires_at)
             self._pins.append(1)
-            self._flags.append(_ENDS if expires_at else 0)
+            self._flags.append(ENDS if expires_at else 0)
             self._touched.append(0)
-            self._newer.append(NO_ROW)
-            self._older.append(NO_ROW)
+            self.policy.grow()
         self.lifetimes.enter(row)
         self.table.insert(key, row)
+        self.policy.enter(row)
         if self.on_change is not None:
             self.on_change(key, True)
         return row
 
+    def fill(self, keys: list[bytes], nbytes: int) -> list[int]:
+        """Enter many chunks of one size and of nobody, whose keys are not in the tier: as `reserve` and
+        `insert` of all, head first, and then `unpin`, tail first. Returns the rows of those that got a slot.
+        """
+        rows: list[int] = []
+        may_replace = self._only_class == self.slots.size_for(nbytes) and self.on_change is None
+        while len(rows) < len(keys) and not (may_replace and not self.slots.has_free(nbytes)):
+            if (offset := self.reserve(nbytes)) is None:
+                break
+            rows.append(self.insert(keys[len(rows)], offset, nbytes))
+        replaced = self._replace(keys[len(rows) :], nbytes) if may_replace else []
+        for row in reversed(rows):
+            self.unpin(row)
+        return rows + replaced
+
+    def _replace(self, keys: list[bytes], nbytes: int) -> list[int]:
+        """Put chunks in the slots of victims, which are all of one size. Returns their rows, head first."""
+        group = self._only
+        rows = self.policy.take(group, len(keys))
+        for row in rows:
+            self._on_evict(row)
+        self.table.replace_all(rows, keys[: len(rows)])
+        columns, flags, touched = [self.generation, self.codec, self.stored_at], self._flags, self._touched
+        nbytes_of, stored_of, stored_bytes = self.nbytes, self.stored_bytes, page_up(nbytes)
+        for row in rows:
+            if self.expires_at[row]:
+                self.expiry.count -= 1
+                self.expires_at[row] = 0
+            if self.owner[row]:
+                self.holdings.charge(self.owner[row], -self.slots.size_at(self.offset[row]))
+                self.owner[row] = NOBODY
+            nbytes_of[row], stored_of[row], flags[row] = nbytes, stored_bytes, 0
+            for column in columns:
+                column[row] = 0
+        self.evicted += len(rows)
+        rows.reverse()
+        for tick, row in enumerate(rows, self._tick + 1):
+            touched[row] = tick
+        self._tick += len(rows)
+        self.policy.start(group, rows)
+        rows.reverse()
+        return rows
+
     def pin(self, row: int) -> None:
         """Keep an entry, and its slot if it is discarded, until `unpin`."""
         if self._pins[row] == 0:
-            self._unlink(row)
+            self._hold(row)
             self._busy[self.offset[row] // self.slots.extent_bytes] += 1
         self._pins[row] += 1
 
     def unpin(self, row: int) -> None:
-        """Undo one `pin`. The last one makes the entry the most recently used, or frees it if gone."""
+        """Undo one `pin`. The last one counts as a use of the entry, or frees it if gone."""
         self._pins[row] -= 1
         if self._pins[row]:
             return
         self._busy[self.offset[row] // self.slots.extent_bytes] -= 1
-        if self._flags[row] & _GONE:
+        if self._flags[row] & GONE:
             self._free(row)
         else:
             self._link(row)
 
     def touch(self, rows: Iterable[int]) -> None:
-        """Make unpinned entries the most recently used, in the order given: tail first, head last."""
+        """Note that a request used entries, those that are not pinned: tail first, head last."""
+        self._touch(rows, self.policy.use)
+
+    def order(self, rows: Iterable[int]) -> None:
+        """Have the head of a prefix outlive its tail, which the same request has touched or entered."""
+        self._touch(rows, self.policy.order)
+
+    def _touch(self, rows: Iterable[int], tell: Callable[[Any, Iterable[int]], None]) -> None:
+        pins, touched, tick = self._pins, self._touched, self._tick
+        rows = [row for row in rows if not pins[row]]
         for row in rows:
-            if self._pins[row] == 0:
-                self._unlink(row)
-                self._link(row)
+            tick += 1
+            touched[row] = tick
+        self._tick = tick
+        if self._only is not None:
+            tell(self._only, rows)
+            return
+        for row in rows:
+            self._heat[self.offset[row] // self.slots.extent_bytes] = touched[row]
+            tell(self._group(row), (row,))
 
     def discard(self, row: int) -> None:
         """Forget an entry now; its slot is free once nothing pins it."""
@@ -244,16 +259,14 @@ class SlotCache:
         self.table.remove(key)
         if self.on_change is not None and not self._flags[row] & SUSPECT:
             self.on_change(key, False)
-        self._flags[row] |= _GONE
+        self._flags[row] |= GONE
         if self.expires_at[row]:
             self.expiry.count -= 1
         if self._pins[row] == 0:
             self._unlink(row)
             self._free(row)
-
-    def is_gone(self, row: int) -> bool:
-        """Whether a pinned entry was discarded."""
-        return bool(self._flags[row] & _GONE)
+        else:
+            self.policy.forget(self._group(row), row, True)
 
     def suspect(self, row: int, value: bool | None = None) -> bool:
         """Whether the device last failed to read this entry; `value` sets it."""
@@ -267,48 +280,7 @@ class SlotCache:
 
     def pinned(self) -> int:
         """Number of slots that are pinned or reserved: 0 when nothing is going on."""
-        return int(self._busy.sum())
-
-    def by_age(self) -> npt.NDArray[np.int64]:
-        """Rows in the table, shape (n,): least recently used first, pinned ones last."""
-        rows = self.table.rows().astype(np.int64)
-        ages = np.frombuffer(self._touched, np.uint64)[rows] if rows.size else np.empty(0, np.uint64)
-        pinned = np.frombuffer(self._pins, np.uint32)[rows] > 0 if rows.size else np.empty(0, bool)
-        return rows[np.lexsort((ages, pinned))]
-
-    def columns(self, start: int, stop: int) -> dict[str, npt.NDArray[Any]]:
-        """Copies of what is kept of the live entries among these rows: COLUMNS, `row`, `key`, `touched`
-        (when it was last used: the higher, the later) and `pinned`.
-        """
-        live = np.flatnonzero(np.frombuffer(self._flags[start:stop], np.uint8) & _GONE == 0)
-        found: dict[str, npt.NDArray[Any]] = {
-            name: np.frombuffer(getattr(self, name)[start:stop], code)[live] for name, code in COLUMNS.items()
-        }
-        found["row"] = start + live
-        found["key"] = self.table.keys(start, stop)[live]
-        found["touched"] = np.frombuffer(self._touched[start:stop], np.uint64)[live]
-        found["pinned"] = np.frombuffer(self._pins[start:stop], np.uint32)[live] > 0
-        return found
-
-    def keys(self, start: int, stop: int) -> npt.NDArray[np.void]:
-        """A copy of the keys in these rows that `has` is true of: shape (n,)."""
-        flags = np.frombuffer(self._flags[start:stop], np.uint8)
-        keys: npt.NDArray[np.void] = self.table.keys(start, stop)[flags & (_GONE | SUSPECT) == 0]
-        return keys
-
-    def next_live(self, row: int) -> int:
-        """The first row of an entry from `row` on, or NO_ROW."""
-        for start in range(row, len(self._flags), _FEW_ROWS):
-            flags = np.frombuffer(self._flags[start : start + _FEW_ROWS], np.uint8)
-            live = np.flatnonzero(flags & _GONE == 0)
-            if live.size:
-                return start + int(live[0])
-        return NO_ROW
-
-    @property
-    def rows(self) -> int:
-        """Row numbers ever given out: all entries have lower ones."""
-        return len(self.offset)
+        return sum(self._busy)
 
     def load(
         self, keys: bytes, slot_bytes: npt.NDArray[np.int64], columns: Mapping[str, npt.NDArray[Any]]
@@ -324,30 +296,27 @@ class SlotCache:
         for name, code in COLUMNS.items():
             getattr(self, name).frombytes(columns[name].astype(code).tobytes())
         self._pins.frombytes(bytes(self._pins.itemsize * n))
-        self._flags.frombytes(np.where(columns["expires_at"] > 0, _ENDS, 0).astype(np.uint8).tobytes())
+        self._flags.frombytes(np.where(columns["expires_at"] > 0, ENDS, 0).astype(np.uint8).tobytes())
         self._touched.frombytes(np.arange(1, n + 1, dtype=np.uint64).tobytes())
-        newer, older = np.full(n, NO_ROW, np.int32), np.full(n, NO_ROW, np.int32)
-        names = list(self._lists)
+        self.policy.resize(n)
+        names = list(self._groups)
         lists = sizes * len(names) + self._load_owners(sizes)
         order = np.argsort(lists, kind="stable").astype(np.int32)
         bounds = np.flatnonzero(np.diff(lists[order], prepend=-1, append=-1)).tolist()
         for start, end in itertools.pairwise(bounds):
             rows = order[start:end]
-            newer[rows[:-1]], older[rows[1:]] = rows[1:], rows[:-1]
             size, number = divmod(int(lists[rows[0]]), len(names))
-            self._lists[names[number]][size] = [int(rows[-1]), int(rows[0])]
+            self.policy.load(self._open_group(names[number], size), rows)
         self.expiry.load(columns["expires_at"])
         self.lifetimes.load(columns["stored_at"])
-        self._newer.frombytes(newer.tobytes())
-        self._older.frombytes(older.tobytes())
-        np.maximum.at(self._heat, offsets // self.slots.extent_bytes, np.arange(1, n + 1))
+        self._warm_up()
 
     def _load_owners(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Count what owners hold of loaded slots; per row the number of its tenant in `_lists`."""
         column = np.frombuffer(self.owner, np.uint64)
         if not column.any():
             return np.zeros(len(sizes), np.int64)
-        numbers = {tenant: number for number, tenant in enumerate(self._lists)}
+        numbers = {tenant: number for number, tenant in enumerate(self._groups)}
         owners, inverse = np.unique(column, return_inverse=True)
         held = np.bincount(inverse, sizes).astype(np.int64)
         for owner, nbytes in zip(owners.tolist(), held.tolist(), strict=True):
@@ -356,10 +325,14 @@ class SlotCache:
         return np.array(tenants, np.int64)[inverse]
 
     def leave_lists(self, owner: int) -> list[int]:
-        """Take an owner's unpinned entries out of eviction; returns their rows for `join_lists`."""
-        idle = [row for row in self.rows_of({owner}) if not self._pins[row]]
-        for row in idle:
-            self._unlink(row)
+        """Take an owner's entries out of their groups; returns the rows of unpinned ones for `join_lists`."""
+        idle = []
+        for row in self.rows_of({owner}):
+            if self._pins[row]:
+                self.policy.forget(self._group(row), row, True)
+            else:
+                self._unlink(row)
+                idle.append(row)
         return sorted(idle, key=self._touched.__getitem__)
 
     def join_lists(self, owner: int, rows: Iterable[int]) -> None:
@@ -368,70 +341,63 @@ class SlotCache:
         for row in rows:
             self._link(row)
 
-    def rows_of(self, owners: set[int]) -> list[int]:
-        """Rows in the table that belong to any of `owners`."""
-        if not owners & self.holdings.by_owner.keys():
-            return []
-        wanted = np.fromiter(owners, np.uint64, len(owners))
-        found = np.isin(np.frombuffer(self.owner, np.uint64), wanted)
-        found &= np.frombuffer(self._flags, np.uint8) & _GONE == 0
-        rows: list[int] = np.flatnonzero(found).tolist()
-        return rows
-
-    def sweep(self, most: int) -> list[int]:
-        """Some rows in the table whose time is over, at most `most`; look again while `expiry.is_due`."""
-        if not self.expiry.is_due():
-            return []
-        ends, flags = np.frombuffer(self.expires_at, np.uint32), np.frombuffer(self._flags, np.uint8)
-        return self.expiry.step(ends, flags, _GONE, most)
-
     def evict_oldest(self) -> bool:
-        """Evict the least recently used chunk of any size; False if all are pinned."""
-        return self._evict_first(ends for lists in self._lists.values() for ends in lists.values())
+        """Evict the next chunk of any size; False if all are pinned."""
+        return self._evict_first(group for groups in self._groups.values() for group in groups.values())
 
-    def _evict_first(self, lists: Iterable[list[int]]) -> bool:
-        """Evict the least recently used chunk of some LRU lists; False if they are empty."""
-        victim = self._first(lists)
+    def _evict_first(self, groups: Iterable[Any]) -> bool:
+        """Evict the next chunk of some groups; False if all in them are pinned."""
+        victim = self._first(groups)
         if victim != NO_ROW:
             self._evict(victim)
         return victim != NO_ROW
 
-    def _first(self, lists: Iterable[list[int]]) -> int:
-        """The least recently used chunk of some LRU lists, or NO_ROW."""
-        oldest = [ends[1] for ends in lists if ends[1] != NO_ROW]
-        return min(oldest, key=self._touched.__getitem__) if oldest else NO_ROW
+    def _first(self, groups: Iterable[Any]) -> int:
+        """Of the next victims of some groups the one used longest ago, or NO_ROW."""
+        victims = [row for group in groups if (row := self.policy.victim(group)) != NO_ROW]
+        return min(victims, key=self._touched.__getitem__) if victims else NO_ROW
 
     def _first_of_size(self, size: int) -> int:
-        """The least recently used chunk in slots of this size, or NO_ROW."""
-        return self._first(lists[size] for lists in self._lists.values() if size in lists)
+        """The next victim in slots of this size, or NO_ROW."""
+        return self._first(groups[size] for groups in self._groups.values() if size in groups)
+
+    def _group(self, row: int) -> Any:
+        """The policy's group that an entry belongs to."""
+        if self._only is not None:
+            return self._only
+        tenant = self.holdings.tenant_of(self.owner[row]) if len(self._groups) > 1 else ""
+        size = self.slots.class_at(self.offset[row])
+        return self._groups[tenant].get(size) or self._open_group(tenant, size)
+
+    def _open_group(self, tenant: str, size: int) -> Any:
+        is_first = len(self._groups) == 1 and not self._groups[tenant]
+        group = self._groups[tenant][size] = self.policy.group()
+        self._only, self._only_class = (group, size) if is_first else (None, -1)
+        return group
+
+    def _warm_up(self) -> None:
+        """Note the latest touch of every extent."""
+        rows = self.table.rows().astype(np.int64)
+        if rows.size:
+            heat, touched = np.frombuffer(self._heat, np.int64), np.frombuffer(self._touched, np.uint64)
+            extents = np.frombuffer(self.offset, np.int64)[rows] // self.slots.extent_bytes
+            np.maximum.at(heat, extents, touched[rows].astype(np.int64))
 
     def _link(self, row: int) -> None:
+        """An entry may be evicted from now on."""
         self._tick += 1
         self._touched[row] = self._tick
-        extent = self.offset[row] // self.slots.extent_bytes
-        self._heat[extent] = self._tick
-        lists = self._lists[self.holdings.tenant_of(self.owner[row])] if self._limited else self._ends
-        ends = lists.setdefault(self.slots.class_at(self.offset[row]), [NO_ROW, NO_ROW])
-        newest = ends[0]
-        self._older[row], self._newer[row] = newest, NO_ROW
-        if newest == NO_ROW:
-            ends[1] = row
-        else:
-            self._newer[newest] = row
-        ends[0] = row
+        if self._only is None:
+            self._heat[self.offset[row] // self.slots.extent_bytes] = self._tick
+        self.policy.link(self._only or self._group(row), row)
+
+    def _hold(self, row: int) -> None:
+        """An entry may not be evicted any more, as it is pinned."""
+        self.policy.hold(self._only or self._group(row), row)
 
     def _unlink(self, row: int) -> None:
-        lists = self._lists[self.holdings.tenant_of(self.owner[row])] if self._limited else self._ends
-        ends = lists[self.slots.class_at(self.offset[row])]
-        newer, older = self._newer[row], self._older[row]
-        if newer == NO_ROW:
-            ends[0] = older
-        else:
-            self._older[newer] = older
-        if older == NO_ROW:
-            ends[1] = newer
-        else:
-            self._newer[older] = newer
+        """An entry that nothing pins is gone, or changes its group."""
+        self.policy.forget(self._only or self._group(row), row, False)
 
     def _free(self, row: int) -> None:
         size = self.slots.size_at(self.offset[row])
@@ -443,6 +409,7 @@ class SlotCache:
     def _evict(self, row: int) -> None:
         self._on_evict(row)
         self.lifetimes.leave(row)
+        self.policy.evicted(row)
         self.discard(row)
         self.evicted += 1
 
@@ -450,6 +417,9 @@ class SlotCache:
         """Evict the oldest chunk of this slot size, or empty an extent of another size if all in it
         is older still; False if there is neither.
         """
+        if self._only_class == size and (victim := self.policy.victim(self._only)) != NO_ROW:
+            self._evict(victim)
+            return True
         victim = self._first_of_size(size)
         extent = self._coldest_extent(size)
         if extent is not None and (victim == NO_ROW or self._heat[extent] < self._touched[victim]):
@@ -459,7 +429,7 @@ class SlotCache:
                 self._evict(row)
             return True
         if victim == NO_ROW:
-            sizes = {other for lists in self._lists.values() for other in lists}
+            sizes = {other for groups in self._groups.values() for other in groups}
             found = (self._first_of_size(other) for other in sizes if size < other <= size + size // 8)
             victim = next((row for row in found if row != NO_ROW), NO_ROW)
         if victim == NO_ROW:
@@ -470,7 +440,8 @@ class SlotCache:
     def _coldest_extent(self, size: int) -> int | None:
         """The longest untouched extent of another slot size that nothing pins."""
         sizes = self.slots.slot_bytes
-        if all(other == size for lists in self._lists.values() for other in lists):
+        if all(other == size for groups in self._groups.values() for other in groups):
             return None
-        movable = np.flatnonzero((sizes != UNASSIGNED) & (sizes != size) & (self._busy == 0))
-        return int(movable[np.argmin(self._heat[movable])]) if movable.size else None
+        busy, heat = np.frombuffer(self._busy, np.int64), np.frombuffer(self._heat, np.int64)
+        movable = np.flatnonzero((sizes != UNASSIGNED) & (sizes != size) & (busy == 0))
+        return int(movable[np.argmin(heat[movable])]) if movable.size else None

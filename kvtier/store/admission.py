@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from array import array
+from functools import partial
 from typing import TYPE_CHECKING
+
+from kvtier.index.admission import make
 
 if TYPE_CHECKING:
     from kvtier.config import StoreConfig
     from kvtier.store.paths import Paths
     from kvtier.store.put import WriteThrough
-
-_GHOSTS = 1 << 20
-"""Keys remembered that were put once: 8 bytes each, one place for each, which a newer key takes over."""
 
 
 class Admission:
@@ -27,18 +26,17 @@ class Admission:
         self._limited = bool(config.endurance)
         self._admitted: dict[WriteThrough, int] = {}
         self._promised = 0  # bytes of them
-        second = config.admission == "second-touch" and bool(paths)
-        self._ghosts = array("Q", bytes(8 * _GHOSTS)) if second else None
+        self._admission = make(config.admission if paths else "always")
 
     @property
     def is_selective(self) -> bool:
         """Whether a chunk that stayed in DRAM alone should be offered again when it is put again."""
-        return self._limited or self._ghosts is not None
+        return self._limited or self._admission.is_selective
 
     def admits(self, write: WriteThrough) -> bool:
         """Whether a new write may go to disk; then `ended` is to be told of its end."""
         self._look_for_space()
-        if self._ghosts is not None and not self._was_seen(self._ghosts, write.key):
+        if not self._admission.admits(write.key, partial(self._has_room, write)):
             return False
         return not self._limited or self._affords(write)
 
@@ -62,14 +60,10 @@ class Admission:
         self._promised += write.stored_bytes
         return True
 
-    @staticmethod
-    def _was_seen(ghosts: array[int], key: bytes) -> bool:
-        """Whether `key` was put before, as far as is remembered, and remember it."""
-        seen = hash(key) & (2**64 - 1)
-        place = seen % _GHOSTS
-        was_seen = ghosts[place] == seen
-        ghosts[place] = seen
-        return was_seen
+    def _has_room(self, write: WriteThrough) -> bool:
+        """Whether a path that works has a slot for a write without evicting anything."""
+        working = (path for path in self._paths if not path.health.is_down)
+        return any(path.tier.has_free(write.slot_bytes, write.owner) for path in working)
 
     def _look_for_space(self) -> None:
         now = time.monotonic()

@@ -62,7 +62,9 @@ class Core:
             self.paths = Paths.open(config, self.lock, self.owners, wall)
             undo.callback(self.paths.close, 1.0)
             self.admission = Admission(config, self.paths)
-            self.dram = DramTier(config.dram, config.chunk_bytes, self.owners, self._dram_quotas(), wall)
+            self.dram = DramTier(
+                config.dram, config.chunk_bytes, self.owners, self._dram_quotas(), wall, config.dram_policy
+            )
             self.landing = DramTier(
                 config.landing if self.paths else 0, config.chunk_bytes, self.owners, wall=wall
             )

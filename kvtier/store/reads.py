@@ -351,7 +351,7 @@ class Reader:
             for read in reads:
                 if read.is_done:  # batches ended in any order: the head is to outlive the tail
                     for tier in self._core.tiers:
-                        tier.touch_prefix(read.keys)
+                        tier.order_prefix(read.keys)
         self._finish(reads)
         self._core.pump()
 

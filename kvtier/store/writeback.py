@@ -305,7 +305,7 @@ class Writeback:
         write.put.writing -= 1
         if write.put.writing == 0:  # batches ended in any order: the head is to outlive the tail
             for path in self._core.paths:
-                path.tier.touch_prefix(write.put.keys)
+                path.tier.order_prefix(write.put.keys)
         for put, i, promised in write.waiters:
             if put.is_open(i):
                 outcome = promised if status is None else status

@@ -96,6 +96,8 @@ class Writer:
         with self._core.lock:
             self._core.check_open()
             self._core.counters["put.requested"] += len(put.keys)
+            for tier in self._core.tiers:
+                tier.touch_prefix(put.keys)
             for i in range(len(put.keys)):
                 if i in put.slots:
                     self._publish(put, i)
@@ -232,7 +234,8 @@ class Writer:
         """Take a put's payloads over, a batch at a time, and let go of its source."""
         i = 0
         with self._core.lock:
-            self._touch(put)  # what is known already must not make room for the rest
+            for tier in self._core.tiers:
+                tier.touch_prefix(put.keys)  # what is known already must not make room for the rest
         while i < put.accepted:
             batch: list[int] = []
             nbytes = 0
@@ -374,13 +377,10 @@ class Writer:
         write.put.writing += 1
         self.writeback.add(write)
 
-    def _touch(self, put: Put) -> None:
-        for tier in self._core.tiers:
-            tier.touch_prefix(put.keys)
-
     def _after_publishing(self, put: Put) -> None:
         with self._core.lock:
-            self._touch(put)
+            for tier in self._core.tiers:
+                tier.order_prefix(put.keys)
             self._core.changed.notify_all()
         self._finish([put])
         self._core.pump()  # a refused write may have left a slot that a read waits for

@@ -6,11 +6,13 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from kvtier.index.cache import NO_ROW, SlotCache
+from kvtier.index.rows import NO_ROW
 from kvtier.owner import NOBODY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from kvtier.index.cache import SlotCache
 
 __all__ = ["NO_ROW", "Tier"]
 
@@ -59,8 +61,16 @@ class Tier(ABC):
 
     def touch_prefix(self, keys: Sequence[bytes]) -> None:
         """Mark the chunks of a prefix as used, tail to head, so that the head outlives the tail."""
+        self.index.touch(self._rows(keys))
+
+    def order_prefix(self, keys: Sequence[bytes]) -> None:
+        """When a request ends, whose batches ended in any order: as `touch_prefix`, but no further use."""
+        self.index.order(self._rows(keys))
+
+    def _rows(self, keys: Sequence[bytes]) -> Iterator[int]:
+        """Of those of the keys that are in the tier, last key first."""
         rows = (self.index.find(key) for key in reversed(keys))
-        self.index.touch(row for row in rows if row != NO_ROW)
+        return (row for row in rows if row != NO_ROW)
 
     @abstractmethod
     def reserve(self, nbytes: int, owner: int = NOBODY) -> int | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from kvtier.config import PolicyName
     from kvtier.index.owners import Owners
 
 
@@ -36,14 +37,15 @@ class DramTier(Tier):
         owners: Owners | None = None,
         limits: Mapping[str, int] | None = None,
         wall: Callable[[], float] = time.time,
+        policy: PolicyName = "lru",
     ) -> None:
-        """`owners`, `limits` and `wall` as of SlotCache."""
+        """`owners`, `limits`, `wall` and `policy` as of SlotCache."""
         extent_bytes = extent_size(nbytes, chunk_bytes)
         try:
             self.arena = Arena(nbytes)
         except (OSError, OverflowError, ValueError) as error:
             raise TierUnavailable(f"cannot map {nbytes} bytes of memory ({error}): lower dram") from error
-        self.index = SlotCache(nbytes, extent_bytes, owners=owners, limits=limits, wall=wall)
+        self.index = SlotCache(nbytes, extent_bytes, owners=owners, limits=limits, wall=wall, policy=policy)
         self._sums: dict[int, int] = {}  # by row
 
     @property

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from kvtier.index.bytes import ByteCache
-from kvtier.index.cache import NO_ROW
+from kvtier.index.rows import NO_ROW
 
 if TYPE_CHECKING:
     from collections.abc import Callable

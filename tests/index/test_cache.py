@@ -19,7 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvtier.config import GIB, KIB, MIB, StoreConfig, extent_area, extent_size
 from kvtier.format import RECORD, Header, StoredChunk, journal_head, put_records, records_for, seal
-from kvtier.index.cache import COLUMNS, NO_ROW, SlotCache
+from kvtier.index.cache import SlotCache
+from kvtier.index.rows import COLUMNS, NO_ROW
 from kvtier.tiers.slab.recovery import replay
 from kvtier.tiers.slab.tier import SlabTier
 

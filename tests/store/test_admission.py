@@ -175,18 +175,6 @@ def test_second_touch_of_what_is_in_dram(open_store: Any, keys: Any, payloads: A
     assert store.stats()["disk.chunks"] == 5
 
 
-def test_the_memory_of_what_was_seen_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvtier.store import admission
-
-    monkeypatch.setattr(admission, "_GHOSTS", 64)
-    ghosts = admission.array("Q", bytes(8 * 64))
-    seen = sum(admission.Admission._was_seen(ghosts, i.to_bytes(32, "little")) for i in range(10000))
-    assert seen == 0
-    assert len(ghosts) == 64
-    for key in (b"a" * 32, b"b" * 32):
-        assert [admission.Admission._was_seen(ghosts, key) for _ in range(3)] == [False, True, True]
-
-
 def test_without_a_budget_all_is_written(open_store: Any, keys: Any, payloads: Any, tmp_path: Path) -> None:
     store = open_store(dram=0)
     assert store.put(keys(60), payloads(60), until="disk").result(20).ok

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from kvtier.index.bytes import ByteCache
-from kvtier.index.cache import NO_ROW
+from kvtier.index.rows import NO_ROW
 from kvtier.tiers.files.format import DELETE, EVICT, PUT, ChunkFile, Event
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from kvtier.config import PolicyName
     from kvtier.index.owners import Owners
     from kvtier.tiers.files.directory import Listed
 
@@ -46,11 +47,13 @@ class Catalog:
         owners: Owners | None = None,
         limits: Mapping[str, int] | None = None,
         wall: Callable[[], float] = time.time,
+        policy: PolicyName = "lru",
     ) -> None:
         """`capacity` in bytes of all chunks; the rest as of SlotCache."""
         self.index = ByteCache(
-            capacity, on_evict=lambda row: self._evicted(row), owners=owners, limits=limits, wall=wall
-        )
+            capacity, on_evict=lambda row: self._evicted(row), owners=owners, limits=limits, wall=wall,
+            policy=policy,
+        )  # fmt: skip
         self.graves: list[Grave] = []
         self.deleted: list[bytes] = []
         """Keys that others deleted, as far as nobody was told yet."""

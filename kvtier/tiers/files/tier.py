@@ -86,7 +86,9 @@ class FilesTier(DiskTier):
             self._ledger = Ledger(self._directory, self._count)
             undo.callback(self._ledger.close)
             with open_ledger(self._ledger, self._directory, config) as (section, kept):
-                self._catalog = Catalog(section.capacity - self._ledger.nbytes, owners, config.quotas, wall)
+                self._catalog = Catalog(
+                    section.capacity - self._ledger.nbytes, owners, config.quotas, wall, config.policy
+                )
                 self.index = self._catalog.index
                 self._owners = OwnerFiles(self._directory, self.index, self._lock)
                 self._owners.learn(listed.file.owner for listed in kept if listed.file)
@@ -145,7 +147,7 @@ class FilesTier(DiskTier):
 
     def touch_prefix(self, keys: Sequence[bytes]) -> None:
         """Mark the chunks of a prefix as used, in memory now and on disk now and then."""
-        self._catalog.touch(row for key in reversed(keys) if (row := self.index.find(key)) != NO_ROW)
+        self._catalog.touch(self._rows(keys))
 
     def start_write(
         self,

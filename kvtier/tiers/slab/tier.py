@@ -23,7 +23,8 @@ from kvtier.format import (
     tombstone,
 )
 from kvtier.hashing import part_seed
-from kvtier.index.cache import COLUMNS, SlotCache
+from kvtier.index.cache import SlotCache
+from kvtier.index.rows import COLUMNS
 from kvtier.io.plan import Plan
 from kvtier.owner import NOBODY
 from kvtier.tiers.disk import DiskTier, Write
@@ -81,7 +82,7 @@ class SlabTier(DiskTier):
             raise TierUnavailable(f"cannot open the store in {self.path}: {reason}") from error
         self._load(recovered, SlotCache(
             extent_area(self._header.capacity, self._header.chunk_bytes), self._header.extent_bytes,
-            on_evict=self._bury, owners=owners, limits=config.quotas, wall=wall,
+            on_evict=self._bury, owners=owners, limits=config.quotas, wall=wall, policy=config.policy,
         ))  # fmt: skip
 
     def _open(self, config: StoreConfig) -> Recovered:

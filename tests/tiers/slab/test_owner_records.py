@@ -26,8 +26,8 @@ from kvtier.format import (
     seal,
     tombstone,
 )
-from kvtier.index.cache import NO_ROW
 from kvtier.index.owners import Owners
+from kvtier.index.rows import NO_ROW
 from kvtier.owner import Owner, OwnerName
 from kvtier.tiers.slab.recovery import replay
 from kvtier.tiers.slab.tier import SlabTier
