@@ -23,6 +23,7 @@ from kvtier.store.follow import Follower
 from kvtier.store.lease import Reservation, Until
 from kvtier.store.put import Put
 from kvtier.store.reads import Reader
+from kvtier.store.recording import record
 from kvtier.store.transfer import Transfer
 from kvtier.store.writes import Writer
 from kvtier.tiers.base import NO_ROW
@@ -30,12 +31,14 @@ from kvtier.types import KEY_BYTES, BatchResult, ChunkKey, FlushResult, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from os import PathLike
     from types import TracebackType
 
     from kvtier.buffers import Buffers
     from kvtier.config import StoreConfig
     from kvtier.settings import Source
     from kvtier.store.lease import Lease
+    from kvtier.store.recording import Operation, Recording
     from kvtier.store.request import Progress
     from kvtier.types import OwnerUsage
 
@@ -58,6 +61,7 @@ class Store:
         `wall` tells the seconds since 1970 that chunks expire by.
         """
         self.config = config
+        self._recording: Recording | None = None
         try:
             self._core = Core(config, wall)
             self._reader = Reader(self._core)
@@ -82,7 +86,9 @@ class Store:
         keys = _checked(keys)
         with self._core.lock:
             self._core.check_open()
-            return self._match(keys)
+            matched = self._match(keys)
+        self._note("match", keys)
+        return matched
 
     def get(
         self,
@@ -113,6 +119,7 @@ class Store:
                         f"are multiples of {ALIGNMENT} to be lent: align it, or call without lend"
                     )
         seconds = _check_timeout(timeout, self.config.get_timeout)
+        self._note("get", keys, lengths)
         return self._reader.get(keys, addresses, lengths, _kept(into), timeout=seconds, lend=lend)
 
     def read(
@@ -136,6 +143,7 @@ class Store:
         """
         keys = _checked(keys)
         seconds = _check_timeout(timeout, self.config.get_timeout)
+        self._note("get", keys)
         return self._reader.lease(keys, timeout=seconds, on_progress=on_progress)
 
     def prefetch(self, keys: Sequence[ChunkKey], *, timeout: float | None = None) -> Transfer[BatchResult]:
@@ -144,8 +152,9 @@ class Store:
         Nothing keeps them there: `pin` does. Of more than DRAM holds the head is brought, and the
         tail is REFUSED with `no_space`.
         """
-        keys = _checked(keys)
-        return self._reader.prefetch(keys, timeout=_check_timeout(timeout, self.config.get_timeout))
+        keys, seconds = _checked(keys), _check_timeout(timeout, self.config.get_timeout)
+        self._note("prefetch", keys)
+        return self._reader.prefetch(keys, timeout=seconds)
 
     def put(
         self,
@@ -184,9 +193,11 @@ class Store:
         addresses, lengths = regions(source, name="source", writable=False)
         self._check_lengths(lengths, "source")
         seconds = _check_timeout(timeout, self.config.put_timeout)
+        name, expires_at = _check_owner(owner).name, self._expires_at(ttl)
+        self._note("put", keys, lengths)
         return self._writer.put(
             keys, addresses, lengths, _kept(source), until=until, timeout=seconds, codec=chosen,
-            owner=_check_owner(owner).name, expires_at=self._expires_at(ttl),
+            owner=name, expires_at=expires_at,
         )  # fmt: skip
 
     def reserve(self, keys: Sequence[ChunkKey], nbytes: int, *, owner: Owner | None = None) -> Reservation:
@@ -213,6 +224,7 @@ class Store:
             put.until = until
             put.expires_at = self._expires_at(ttl)
             put.deadline = time.monotonic() + _check_timeout(timeout, self.config.put_timeout)
+            self._note("put", keys, put.lengths)
             self._writer.commit(put)
             return transfer
 
@@ -248,6 +260,7 @@ class Store:
         """
         keys = _checked(keys)
         pinned = []
+        self._note("pin", keys)
         with self._core.lock:
             self._core.check_open()
             count = self._match(keys)
@@ -319,6 +332,27 @@ class Store:
             self._core.check_open()
         return Follower(self._core)
 
+    def record(self, path: str | PathLike[str]) -> Recording:
+        """Write what this store is asked for to a new file, until the recording or the store is closed:
+        a trace for `kvtier replay`. It has no tokens and no text, and keys only as hashes that nobody can
+        compare with other recordings; gzipped if the name ends in `.gz`.
+
+        It slows no call: what comes faster than it is written is left out and counted in `dropped`.
+
+        Raises InvalidRequest if the file exists, has no directory, or the store is being recorded already,
+        and TierUnavailable if it cannot be created.
+        """
+        with self._core.lock:
+            self._core.check_open()
+        if self._recording is not None and not self._recording.is_closed:
+            raise InvalidRequest(f"the store is recorded to {self._recording.path} already: close that first")
+        self._recording = record(path, self.config.file_mode)
+        return self._recording
+
+    def _note(self, operation: Operation, keys: Sequence[ChunkKey], lengths: Sequence[int] = ()) -> None:
+        if self._recording is not None:
+            self._recording.note(operation, keys, sum(lengths))
+
     def flush(self) -> Transfer[FlushResult]:
         """Resolves when everything put before is on disk, and the devices have confirmed it.
 
@@ -369,6 +403,8 @@ class Store:
         """
         self._finalizer.detach()
         self._close()
+        if self._recording is not None:
+            self._recording.close()
 
     def __enter__(self) -> Self:
         with self._core.lock:

@@ -1,0 +1,1 @@
+"""Replay of request traces through the indexes, policies and rules of the tiers, without payloads."""
