@@ -19,6 +19,11 @@ app.command("kvtier.cli.demo:demo", help="Store a real prompt's KV, restart, and
 app.command("kvtier.cli.doctor:doctor", help="Show what this machine offers, and how to get the rest.")
 app.command("kvtier.cli.inspect:inspect", help="Show what a store's files hold.")
 app.command("kvtier.cli.plan:plan", help="Work out what a tier would bring: time, money, energy.")
+app.command(
+    "kvtier.cli.replay.command:command",
+    name="replay",
+    help="Tell what a request trace would hit, by policy and size.",
+)
 app.command("kvtier.cli.verify:verify", help="Read and check every chunk of a store.")
 app.command(bench)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import hypothesis.strategies as st
 import numpy as np
@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import kvtier
 from kvtier import Reason, Status, TierName
+from kvtier.config import PolicyName
 from small_stores import bytes_on_disk
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -48,9 +49,12 @@ class Model(RuleBasedStateMachine):
         self.leases: list[tuple[kvtier.Lease, list[tuple[Any, Any]]]] = []
         self.seed = 0
 
-    @initialize(dram=st.sampled_from([0, MIB, 2 * MIB]), paths=st.sampled_from([1, 3]))
-    def start(self, dram: int, paths: int) -> None:
-        self.dram = dram
+    @initialize(
+        dram=st.sampled_from([0, MIB, 2 * MIB]), paths=st.sampled_from([1, 3]),
+        policies=st.tuples(*2 * [st.sampled_from(get_args(PolicyName))]),
+    )  # fmt: skip
+    def start(self, dram: int, paths: int, policies: tuple[str, str]) -> None:
+        self.dram, self.policies = dram, policies
         self.paths = [self.home / f"store{i}" for i in range(paths)]
         self.open()
 
@@ -58,6 +62,7 @@ class Model(RuleBasedStateMachine):
         self.store = kvtier.open(
             self.paths, kind=self.kind, capacity=self.capacity, dram=self.dram, landing=2 * MIB,
             chunk_bytes=224 * KIB, part_bytes=64 * KIB, io_threads=2, get_timeout=20, put_timeout=20,
+            policy=self.policies[0], dram_policy=self.policies[1],
         )  # fmt: skip
         self.requested = {"get": 0, "put": 0}
         self.hits = np.zeros(len(TierName), np.int64)

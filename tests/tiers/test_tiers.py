@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kvtier.config import KIB, MIB, PAGE, StoreConfig, ledger_bytes, page_up
+from kvtier.index.policies import POLICIES
 from kvtier.tiers.base import NO_ROW, Tier
 from kvtier.tiers.disk import DiskTier
 from kvtier.tiers.dram import DramTier
@@ -63,19 +64,32 @@ class Handle:
         return [self.tier.find(key) != NO_ROW for key in keys]
 
 
-@pytest.fixture(params=["dram", "slab", "files"])
+@pytest.fixture(
+    params=[
+        *(f"dram {name}" for name in POLICIES), "slab lru", "slab reuse", "slab sieve", "files lru",
+        "files s3fifo",
+    ]
+)  # fmt: skip
 def handle(request: pytest.FixtureRequest, small_config: Callable[..., StoreConfig]) -> Iterator[Handle]:
-    if request.param == "dram":
-        yield Handle(DramTier(2 * MIB, CHUNK))
+    kind, policy = request.param.split()
+    if kind == "dram":
+        yield Handle(DramTier(2 * MIB, CHUNK, policy=policy))
         return
     tier: DiskTier
-    if request.param == "slab":
-        tier = SlabTier(small_config(capacity=2 * MIB + 64 * KIB + 4096), threading.Lock())
+    if kind == "slab":
+        capacity = 2 * MIB + 64 * KIB + 4096
+        tier = SlabTier(small_config(capacity=capacity, policy=policy), threading.Lock())
     else:
         capacity = 2 * MIB + ledger_bytes(2 * MIB)
-        tier = FilesTier(small_config(kind="files", capacity=capacity), threading.Lock())
+        tier = FilesTier(small_config(kind="files", capacity=capacity, policy=policy), threading.Lock())
     yield Handle(tier)
     tier.close()
+
+
+@pytest.fixture
+def needs_lru(handle: Handle) -> None:
+    if handle.tier.index.policy.name != "lru":
+        pytest.skip("who leaves under other policies is what tests/index/test_policies.py tests")
 
 
 @pytest.fixture
@@ -128,6 +142,7 @@ class TestContract:
         assert handle.held(names) == [False] + [True] * count
         assert handle.tier.stats()["evictions"] == 1
 
+    @pytest.mark.usefixtures("needs_lru")
     def test_evicts_the_least_recently_used(self, handle: Handle, keys: Callable[..., list[Any]]) -> None:
         count = slots_of(handle.tier)
         names = keys(count)
@@ -137,6 +152,7 @@ class TestContract:
         handle.fill(more)
         assert handle.held([*names[:4], *more]) == [True, False, False, True, True, True]
 
+    @pytest.mark.usefixtures("needs_lru")
     def test_the_head_of_a_touched_prefix_outlives_its_tail(
         self, handle: Handle, keys: Callable[..., list[Any]]
     ) -> None:
