@@ -98,7 +98,7 @@ class Writer:
             self._core.counters["put.requested"] += len(put.keys)
             for tier in self._core.tiers:
                 tier.touch_prefix(put.keys)
-            for i in range(len(put.keys)):
+            for i in self._publishing_order(range(len(put.keys))):
                 if i in put.slots:
                     self._publish(put, i)
                 elif not self._settle_known(put, i):
@@ -262,7 +262,7 @@ class Writer:
             self._sign(put, batch)
             with self._core.lock:
                 put.copying = False
-                for j in batch:
+                for j in self._publishing_order(batch):
                     self._publish(put, j)
             self.writeback.pump()
         put.buffers = None
@@ -344,6 +344,10 @@ class Writer:
             return False
         left = min(put.deadline - time.monotonic(), threading.TIMEOUT_MAX)
         return not self._stopping and core.changed.wait(left)
+
+    def _publishing_order(self, items: Sequence[int]) -> Iterable[int]:
+        """Heads are written to disk first. In DRAM alone chunks come in as they do from disk, tail first."""
+        return items if self._core.paths else reversed(items)
 
     def _publish(self, put: Put, i: int) -> None:
         """Make a filled slot a chunk of the cache, and start its way to disk."""
