@@ -93,7 +93,7 @@ class SlotCache(Rows):
         size = self.slots.size_at(offset)
         self.used_bytes += size
         if self._only is not None and self.slots.class_at(offset) != self._only_class:
-            self._only = None
+            self._only, self._only_class = None, -1
             self._warm_up()
         if owner != NOBODY:
             self._reserved[offset] = owner

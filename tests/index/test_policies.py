@@ -167,12 +167,13 @@ def test_it_evicts_whom_its_model_evicts(name: PolicyName, accesses: list[int], 
 @given(data=st.data())
 def test_whatever_happens_pins_hold_and_nothing_is_lost(name: PolicyName, data: Any) -> None:
     """Any mix of calls: a pinned entry stays, and all room can be had again in the end."""
-    owners = Owners({"acme": 3 * PAGE})
+    limits = data.draw(st.sampled_from([{}, {"acme": 3 * PAGE}]))
+    owners = Owners(limits)
     acme = OwnerName(b"n" * 32, "acme")
     evicted: list[bytes] = []
     now = [0.0]
     cache = SlotCache(
-        SLOTS * PAGE, SLOTS * PAGE // 2, policy=name, owners=owners, limits={"acme": 3 * PAGE},
+        SLOTS * PAGE, SLOTS * PAGE // 2, policy=name, owners=owners, limits=limits,
         on_evict=lambda row: evicted.append(cache.key(row)), wall=lambda: now[0],
     )  # fmt: skip
     pins: dict[int, int] = {}  # row -> pins
@@ -218,6 +219,19 @@ def test_whatever_happens_pins_hold_and_nothing_is_lost(name: PolicyName, data: 
     assert cache.used_bytes == 0
     offsets = [cache.reserve(PAGE) for _ in range(SLOTS)]
     assert None not in offsets
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_second_size_makes_room_for_the_first_again(name: PolicyName) -> None:
+    """While all slots are of one size there is one group; the second size ends that."""
+    cache = SlotCache(SLOTS * PAGE, SLOTS * PAGE // 2, policy=name)
+    cache.fill(KEYS[:SLOTS], PAGE)
+    for key, size in zip(KEYS[SLOTS:], (2 * PAGE, PAGE, 2 * PAGE, PAGE, PAGE), strict=False):
+        offset = cache.reserve(size)
+        assert offset is not None
+        cache.release(offset) if size == 2 * PAGE else cache.unpin(cache.insert(key, offset, size))
+    assert cache.fill(KEYS[30:33], PAGE)
+    assert cache.find(KEYS[30]) != NO_ROW
 
 
 @pytest.mark.parametrize("name", NAMES)
