@@ -18,12 +18,12 @@ from kvtier.replay.trace import Trace  # noqa: TC001
 VERSION = 1
 _PERCENT = (0.5, 1.0, 2.5, 5.0, 10.0, 25.0)
 _COLUMNS = {
-    "chunks": "chunks", "percent": "%", "hit": "hit %", "dram": "DRAM %", "to_bound": "of best",
+    "chunks": "chunks", "percent": "%", "hit": "hit %", "dram": "DRAM %", "to_bound": "best %",
     "writes": "writes", "orphans": "orphans", "evicted": "evicted", "rate": "refs/s",
 }  # fmt: skip
 _NOTES = (
-    "hit %: of all references; of best: in percent of what belady hits; writes: to the lowest tier, for each "
-    "distinct chunk; orphans: references to chunks behind one that was missing",
+    "hit %: of all references; best %: of what belady hits; writes: to the lowest tier, for each "
+    "distinct chunk; orphans: references to chunks behind one that was missing; refs/s: by CPU time",
 )
 
 
