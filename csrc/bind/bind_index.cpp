@@ -109,7 +109,8 @@ nb::list find_all(nb::list keys, nb::handle rows, nb::handle stored) {
 }
 
 void replace_all(nb::list bound, nb::list keys, nb::handle rows, nb::handle stored) {
-  if (bound.size() != keys.size()) throw std::invalid_argument("bound and keys must have one length");
+  if (bound.size() != keys.size())
+    throw std::invalid_argument("bound and keys must have one length");
   Table table(rows, stored);
   for (size_t i = 0; i < keys.size(); ++i) table.replace(nb::cast<int32_t>(bound[i]), keys[i]);
 }

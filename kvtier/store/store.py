@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, get_args
@@ -17,6 +16,14 @@ from kvtier.io.base import ALIGNMENT
 from kvtier.metrics import Histogram
 from kvtier.owner import Owner, check_tenant, public_name
 from kvtier.store import tenants
+from kvtier.store.arguments import (
+    check_apart,
+    check_count,
+    check_owner,
+    check_timeout,
+    checked_keys,
+    kept,
+)
 from kvtier.store.closing import Closing, remember
 from kvtier.store.core import Core
 from kvtier.store.follow import Follower
@@ -27,10 +34,10 @@ from kvtier.store.recording import record
 from kvtier.store.transfer import Transfer
 from kvtier.store.writes import Writer
 from kvtier.tiers.base import NO_ROW
-from kvtier.types import KEY_BYTES, BatchResult, ChunkKey, FlushResult, Status
+from kvtier.types import BatchResult, ChunkKey, FlushResult, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from os import PathLike
     from types import TracebackType
 
@@ -83,7 +90,7 @@ class Store:
 
     def match(self, keys: Sequence[ChunkKey]) -> int:
         """Length of the longest prefix of `keys` that is stored. Memory only, no I/O."""
-        keys = _checked(keys)
+        keys = checked_keys(keys)
         with self._core.lock:
             self._core.check_open()
             matched = self._match(keys)
@@ -107,10 +114,10 @@ class Store:
 
         Raises InvalidRequest for a wrong number, size or kind of targets.
         """
-        keys = _checked(keys)
-        _check_count(keys, into, "into")
+        keys = checked_keys(keys)
+        check_count(keys, into, "into")
         addresses, lengths = regions(into, name="into", writable=True)
-        _check_apart(addresses, lengths)
+        check_apart(addresses, lengths)
         if lend:
             for i, (address, nbytes) in enumerate(zip(addresses, lengths, strict=True)):
                 if address % ALIGNMENT or nbytes % ALIGNMENT:
@@ -118,9 +125,9 @@ class Store:
                         f"into[{i}] is {nbytes} bytes at {address:#x}, needs an address and a length that "
                         f"are multiples of {ALIGNMENT} to be lent: align it, or call without lend"
                     )
-        seconds = _check_timeout(timeout, self.config.get_timeout)
+        seconds = check_timeout(timeout, self.config.get_timeout)
         self._note("get", keys, lengths)
-        return self._reader.get(keys, addresses, lengths, _kept(into), timeout=seconds, lend=lend)
+        return self._reader.get(keys, addresses, lengths, kept(into), timeout=seconds, lend=lend)
 
     def read(
         self,
@@ -141,8 +148,8 @@ class Store:
         and -1 once it is MISS or FAILED. What was shown stays until the lease that the transfer brings is
         released, whatever the outcome. Encoded chunks, and those of kind "files", come as a whole.
         """
-        keys = _checked(keys)
-        seconds = _check_timeout(timeout, self.config.get_timeout)
+        keys = checked_keys(keys)
+        seconds = check_timeout(timeout, self.config.get_timeout)
         self._note("get", keys)
         return self._reader.lease(keys, timeout=seconds, on_progress=on_progress)
 
@@ -152,7 +159,7 @@ class Store:
         Nothing keeps them there: `pin` does. Of more than DRAM holds the head is brought, and the
         tail is REFUSED with `no_space`.
         """
-        keys, seconds = _checked(keys), _check_timeout(timeout, self.config.get_timeout)
+        keys, seconds = checked_keys(keys), check_timeout(timeout, self.config.get_timeout)
         self._note("prefetch", keys)
         return self._reader.prefetch(keys, timeout=seconds)
 
@@ -186,17 +193,17 @@ class Store:
         Raises InvalidRequest for a wrong number, size or kind of sources, `until`, `codec`, `owner` or
         `ttl`.
         """
-        keys = _checked(keys)
+        keys = checked_keys(keys)
         chosen = parse_codec(codec)
-        _check_count(keys, source, "source")
+        check_count(keys, source, "source")
         self._check_until(until)
         addresses, lengths = regions(source, name="source", writable=False)
         self._check_lengths(lengths, "source")
-        seconds = _check_timeout(timeout, self.config.put_timeout)
-        name, expires_at = _check_owner(owner).name, self._expires_at(ttl)
+        seconds = check_timeout(timeout, self.config.put_timeout)
+        name, expires_at = check_owner(owner).name, self._expires_at(ttl)
         self._note("put", keys, lengths)
         return self._writer.put(
-            keys, addresses, lengths, _kept(source), until=until, timeout=seconds, codec=chosen,
+            keys, addresses, lengths, kept(source), until=until, timeout=seconds, codec=chosen,
             owner=name, expires_at=expires_at,
         )  # fmt: skip
 
@@ -207,12 +214,12 @@ class Store:
         free or can be evicted now, head first; the rest is REFUSED with `no_space`, or with `quota` if
         all that the owner's tenant may have is in use.
         """
-        keys = _checked(keys)
+        keys = checked_keys(keys)
         if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 1:
             raise InvalidRequest(f"nbytes is {nbytes!r}, needs a whole number of at least 1")
         self._check_lengths([nbytes], "nbytes")
         transfer: Transfer[BatchResult] = Transfer()
-        name = _check_owner(owner).name
+        name = check_owner(owner).name
         put = Put(keys, transfer, None, [], [nbytes] * len(keys), "dram", 0.0, owner=name)
         self._writer.reserve(put)
 
@@ -223,7 +230,7 @@ class Store:
             put.codec = parse_codec(codec)
             put.until = until
             put.expires_at = self._expires_at(ttl)
-            put.deadline = time.monotonic() + _check_timeout(timeout, self.config.put_timeout)
+            put.deadline = time.monotonic() + check_timeout(timeout, self.config.put_timeout)
             self._note("put", keys, put.lengths)
             self._writer.commit(put)
             return transfer
@@ -258,7 +265,7 @@ class Store:
 
         It does not keep chunks from being deleted, nor beyond their time.
         """
-        keys = _checked(keys)
+        keys = checked_keys(keys)
         pinned = []
         self._note("pin", keys)
         with self._core.lock:
@@ -283,7 +290,7 @@ class Store:
 
         What was leased or is being read stays valid for those who have it.
         """
-        keys = _checked(keys)
+        keys = checked_keys(keys)
         count = 0
         with self._core.lock:
             self._core.check_open()
@@ -477,56 +484,3 @@ def open_store(source: Source = None, **settings: Any) -> Store:
     from kvtier.settings import load
 
     return Store(load(source, settings))
-
-
-def _checked(keys: Sequence[ChunkKey]) -> tuple[ChunkKey, ...]:
-    """The keys, apart from the caller's container, which it may change while a transfer runs."""
-    if not isinstance(keys, Sequence) or isinstance(keys, bytes | bytearray | memoryview | str):
-        raise InvalidRequest(f"keys is {type(keys).__name__}, needs a sequence of {KEY_BYTES}-byte keys")
-    keys = tuple(keys)
-    for i, key in enumerate(keys):
-        if not isinstance(key, bytes) or len(key) != KEY_BYTES:
-            got = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
-            raise InvalidRequest(f"keys[{i}] is {got}, needs {KEY_BYTES} bytes: see kvtier.chunk_keys")
-    return keys
-
-
-def _kept(buffers: Buffers) -> object:
-    """What keeps the buffers alive, whatever becomes of a list that holds them."""
-    return tuple(buffers) if isinstance(buffers, Sequence) else buffers
-
-
-def _check_count(keys: Sequence[bytes], buffers: Buffers, name: str) -> None:
-    scalar = getattr(buffers, "ndim", 1) == 0
-    if scalar or isinstance(buffers, bytes | bytearray | memoryview) or not hasattr(buffers, "__len__"):
-        raise InvalidRequest(f"{name} is {type(buffers).__name__}, needs a sequence with a buffer per key")
-    if len(buffers) != len(keys):
-        flat = getattr(buffers, "ndim", 2) == 1
-        hint = "; a flat array is one buffer per element: give it a row per key" if flat else ""
-        raise InvalidRequest(
-            f"{name} has {len(buffers)} buffers, needs one for each of the {len(keys)} keys{hint}"
-        )
-
-
-def _check_apart(addresses: list[int], lengths: list[int]) -> None:
-    end = previous = -1
-    for address, nbytes, i in sorted(zip(addresses, lengths, range(len(addresses)), strict=True)):
-        if address < end:
-            raise InvalidRequest(f"into[{i}] overlaps into[{previous}], needs memory of its own for each key")
-        end, previous = address + nbytes, i
-
-
-def _check_owner(owner: Owner | None) -> Owner:
-    if owner is None:
-        return Owner()
-    if not isinstance(owner, Owner):
-        raise InvalidRequest(f"owner is {type(owner).__name__}, needs a kvtier.Owner")
-    return owner
-
-
-def _check_timeout(timeout: float | None, default: float) -> float:
-    if timeout is None:
-        return default
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-        raise InvalidRequest(f"timeout is {timeout!r}, needs seconds above 0, or None for the default")
-    return float(timeout)
