@@ -72,6 +72,7 @@ class SlotCache(Rows):
         self._groups: dict[str, dict[int, Any]] = {"": {}, **{name: {} for name in limits or ()}}
         self._only: Any = None  # the group, as long as there is but one; heat is not kept then
         self._only_class = -1
+        self._classes: set[int] = set()  # of all slots that were ever given out
         self.policy = make(policy, self._pins, self.table.key, wall)
 
     def reserve(self, nbytes: int, owner: int = NOBODY) -> int | None:
@@ -92,9 +93,11 @@ class SlotCache(Rows):
         self._busy[extent] += 1
         size = self.slots.size_at(offset)
         self.used_bytes += size
-        if self._only is not None and self.slots.class_at(offset) != self._only_class:
-            self._only, self._only_class = None, -1
-            self._warm_up()
+        if (size_class := self.slots.class_at(offset)) not in self._classes:
+            self._classes.add(size_class)
+            if self._only is not None:
+                self._only, self._only_class = None, -1
+                self._warm_up()
         if owner != NOBODY:
             self._reserved[offset] = owner
             self.holdings.charge(owner, size)
@@ -291,6 +294,7 @@ class SlotCache(Rows):
         self.table.load(keys)
         self.slots.load(slot_bytes, offsets)
         sizes = slot_bytes[offsets // self.slots.extent_bytes]
+        self._classes.update(np.unique(sizes).tolist())
         self.used_bytes = int(sizes.sum())
         self._tick = n
         for name, code in COLUMNS.items():
@@ -370,7 +374,7 @@ class SlotCache(Rows):
         return self._groups[tenant].get(size) or self._open_group(tenant, size)
 
     def _open_group(self, tenant: str, size: int) -> Any:
-        is_first = len(self._groups) == 1 and not self._groups[tenant]
+        is_first = len(self._groups) == 1 and not self._groups[tenant] and self._classes == {size}
         group = self._groups[tenant][size] = self.policy.group()
         self._only, self._only_class = (group, size) if is_first else (None, -1)
         return group

@@ -235,6 +235,23 @@ def test_a_second_size_makes_room_for_the_first_again(name: PolicyName) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_two_sizes_that_were_pinned_from_the_first_are_kept_apart(name: PolicyName) -> None:
+    """Neither size may be evicted yet when the other appears."""
+    cache = SlotCache(SLOTS * PAGE, SLOTS * PAGE // 2, policy=name)
+
+    def insert(key: bytes, size: int) -> int:
+        offset = cache.reserve(size)
+        assert offset is not None
+        return cache.insert(key, offset, size)
+
+    for row in [insert(KEYS[0], 2 * PAGE), insert(KEYS[1], PAGE)]:
+        cache.unpin(row)
+    cache.unpin(insert(KEYS[2], PAGE))
+    assert [cache.evict_oldest() for _ in range(4)] == [True, True, True, False]
+    assert (len(cache), cache.used_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_loaded_entries_leave_in_their_order(name: PolicyName) -> None:
     cache = SlotCache(SLOTS * PAGE, SLOTS * PAGE, policy=name)
     columns = {column: np.zeros(SLOTS, code) for column, code in COLUMNS.items()}
