@@ -76,7 +76,7 @@ class Sheet:
         except ZeroDivisionError:
             self.absent[name] = impossible or f"{formula} divides by 0"
             return None
-        if impossible and quantity.value < 0:
+        if impossible and (quantity.value < 0 or math.isinf(quantity.value)):
             self.absent[name] = impossible
             return None
         if not math.isfinite(quantity.value):

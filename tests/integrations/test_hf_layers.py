@@ -16,6 +16,7 @@ pytest.importorskip("transformers")
 from devices import instant_device  # noqa: E402
 from hf_models import CHUNK, GREEDY, assert_same_kv, computed, generated, prompt, tiny  # noqa: E402
 from kvtier.config import MIB  # noqa: E402
+from kvtier.format import SLAB_HEADER_BYTES  # noqa: E402
 from kvtier.integrations.hf import PrefixCache, kv_layout  # noqa: E402
 from kvtier.store import flight  # noqa: E402
 from kvtier.testing.faults import Fault  # noqa: E402
@@ -93,7 +94,11 @@ def test_it_is_what_a_restore_and_then_a_prefill_give(stored: Any, kind: str, dt
 def test_layers_compute_while_others_are_read(model: Any, stored: Any, device: Any) -> None:
     ids = prompt(TOKENS)
     prefix_cache = stored(model, ids)
-    hang = device.inject(Fault(op="read", file="slab", nth=CHUNKS * 3 + 1, hang=True))
+    # By its place: the order in which threads read is theirs.
+    index = prefix_cache._store._core.paths[0].tier.index
+    layer_bytes = index.nbytes[0] // LAYERS
+    fourth = SLAB_HEADER_BYTES + index.offset[0] + 3 * layer_bytes
+    hang = device.inject(Fault(op="read", file="slab", offset=fourth, length=layer_bytes, hang=True))
     through = threading.Semaphore(0)
     hooks = [layer.register_forward_hook(lambda *_: through.release()) for layer in model.model.layers]
     found: list[Any] = []
