@@ -27,6 +27,8 @@ PIECES = 4  # of a chunk, so of two layers each
 TOKENS = prompt(CHUNKS * CHUNK_TOKENS + 20)
 ALL = CHUNKS * CHUNK_TOKENS
 
+IN_ORDER: dict[str, Any] = {"engine": "threads", "io_threads": 1}  # so that a read's number tells its place
+
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +83,7 @@ def test_each_layer_is_there_when_it_is_waited_for(stored: Any, layout: str) -> 
 
 
 def test_the_first_layer_does_not_wait_for_the_last(stored: Any, device: Any) -> None:
-    connector, tensors = stored()
+    connector, tensors = stored(**IN_ORDER)
     hang = device.inject(Fault(op="read", file="slab", nth=CHUNKS * 2 + 1, hang=True))
     table = blocks(24, seed=1)
     load = started(connector, table)
@@ -105,7 +107,7 @@ def test_a_bad_part_is_told_before_its_layer_is_used(
     stored: Any, device: Any, fault: dict[str, int], reason: Reason, piece: int
 ) -> None:
     """The chunk's earlier layers were released; from the bad one on it, and all behind it, do not count."""
-    connector, tensors = stored()
+    connector, tensors = stored(**IN_ORDER)
     device.inject(Fault(op="read", file="slab", nth=CHUNKS * piece + 3, count=1, **fault))
     table = blocks(24, seed=1)
     load = started(connector, table)
@@ -126,7 +128,7 @@ def test_a_bad_part_is_told_before_its_layer_is_used(
 
 
 def test_a_deadline_in_mid_load_says_that_nothing_counts(stored: Any, device: Any, eventually: Any) -> None:
-    connector, _ = stored()
+    connector, _ = stored(**IN_ORDER)
     device.inject(Fault(op="read", file="slab", nth=CHUNKS * 2 + 1, hang=True))
     load = started(connector, blocks(24, seed=1), timeout=3.0)
     assert load.wait_layer(0, 20) == ALL
@@ -142,7 +144,7 @@ def test_a_deadline_in_mid_load_says_that_nothing_counts(stored: Any, device: An
 
 
 def test_a_cancel_wakes_who_waits_and_ends_all_writes(stored: Any, device: Any, eventually: Any) -> None:
-    connector, tensors = stored()
+    connector, tensors = stored(**IN_ORDER)
     hang = device.inject(Fault(op="read", file="slab", nth=CHUNKS * 2 + 1, hang=True))
     table = blocks(24, seed=1)
     load = started(connector, table)
@@ -161,7 +163,7 @@ def test_a_cancel_wakes_who_waits_and_ends_all_writes(stored: Any, device: Any, 
 
 
 def test_a_fence_ends_a_load_in_mid_layer(stored: Any, device: Any) -> None:
-    connector, tensors = stored()
+    connector, tensors = stored(**IN_ORDER)
     device.inject(Fault(op="read", file="slab", nth=CHUNKS + 1, hang=True))
     table = blocks(24, seed=1)
     load = started(connector, table)
@@ -253,7 +255,10 @@ def test_a_part_of_the_chunks_from_dram_and_the_rest_from_disk(stored: Any) -> N
     assert (tensors.tokens(np.setdiff1d(np.arange(64), wanted)) == -1).all()
 
 
-def test_a_copy_that_fails_in_mid_load(stored: Any) -> None:
+def test_a_copy_that_fails_in_mid_load(stored: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "kvtier.connector.layers._STEP_BYTES", 1
+    )  # a layer at a time, however quick the reads
     connector, _ = stored()
     scatter, count = connector._copier.scatter, [0]
 
@@ -288,7 +293,7 @@ def test_a_load_in_the_usual_order_waits_for_all_of_it(stored: Any) -> None:
 
 
 def test_a_store_that_closes_in_mid_load(stored: Any, device: Any) -> None:
-    connector, _ = stored(close_timeout=0.5, check_leaks=False)
+    connector, _ = stored(close_timeout=0.5, check_leaks=False, **IN_ORDER)
     device.inject(Fault(op="read", file="slab", nth=CHUNKS * 2 + 1, hang=True))
     load = started(connector, blocks(24, seed=1))
     assert load.wait_layer(0, 20) == ALL
@@ -299,7 +304,7 @@ def test_a_store_that_closes_in_mid_load(stored: Any, device: Any) -> None:
 
 
 def test_a_connector_that_closes_in_mid_load(stored: Any, device: Any, eventually: Any) -> None:
-    connector, _ = stored()
+    connector, _ = stored(**IN_ORDER)
     device.inject(Fault(op="read", file="slab", nth=CHUNKS * 2 + 1, hang=True))
     load = started(connector, blocks(24, seed=1))
     assert load.wait_layer(0, 20) == ALL

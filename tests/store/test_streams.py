@@ -28,6 +28,7 @@ PIECE = 64 * KIB
 PIECES = 8
 CHUNK = PIECES * PIECE
 COUNT = 6
+IN_ORDER: dict[str, Any] = {"engine": "threads", "io_threads": 1}  # so that a read's number tells its place
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +160,7 @@ def test_what_can_be_checked_only_as_a_whole_is_told_of_as_a_whole(
 def test_a_bad_piece_ends_its_chunk_and_no_other(
     stored: Any, device: Any, keys: Any, payload: Any, fault: dict[str, int], status: Status, reason: Reason
 ) -> None:
-    store = stored(io_window=CHUNK)
+    store = stored(io_window=CHUNK, **IN_ORDER)
     device.inject(Fault(op="read", file="slab", nth=COUNT * 4 + 3, count=1, **fault))
     told = Told(payload)
     with store.read(keys(COUNT), on_progress=told).result(20) as lease:
@@ -181,7 +182,7 @@ def test_what_was_told_stays_until_the_lease_is_released(
     stored: Any, device: Any, keys: Any, key: Any, payload: Any
 ) -> None:
     """A deadline passes in mid-chunk. Other chunks want the slots, but what was shown does not change."""
-    store = stored(dram=COUNT * CHUNK, io_window=CHUNK)
+    store = stored(dram=COUNT * CHUNK, io_window=CHUNK, **IN_ORDER)
     hang = device.inject(Fault(op="read", file="slab", nth=COUNT * 3, count=100, hang=True))
     shown: dict[int, tuple[Any, int]] = {}
 
@@ -270,7 +271,7 @@ def test_who_is_told_may_fail(stored: Any, keys: Any, payload: Any) -> None:
 
 
 def test_a_device_that_fails_in_mid_stream(stored: Any, device: Any, keys: Any, payload: Any) -> None:
-    store = stored(io_window=CHUNK)
+    store = stored(io_window=CHUNK, **IN_ORDER)
     device.inject(Fault(op="read", file="slab", nth=COUNT * 2, errno=errno.EIO))
     told = Told(payload)
     with store.read(keys(COUNT), on_progress=told).result(20) as lease:
